@@ -1,0 +1,73 @@
+"""Figures of a running engine, as immutable values: panes, `--json`, `/metrics` and traces read these.
+
+None means unknown or not applicable, never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Phase = Literal["idle", "prefill", "decode", "mixed"]
+
+
+class PoolStats(NamedTuple):
+    """One elastic pool, in units of `unit_bytes`."""
+
+    name: str  # "kv", "recurrent", "experts"
+    used: int  # units held by live requests or resident experts
+    total: int
+    unit_bytes: int
+    tokens_per_unit: int = 0  # KV pages only
+
+
+class ExpertStats(NamedTuple):
+    """Expert look-ups since start, and over the last 64 steps (`recent_*`)."""
+
+    hits: int
+    misses: int
+    recent_hits: int
+    recent_misses: int
+    evictions: int
+    layer_hit_rate: tuple[float | None, ...]  # per MoE layer over the last 64 steps
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of recent look-ups found in a slot, 0..1; None before the first look-up."""
+        seen = self.recent_hits + self.recent_misses
+        return self.recent_hits / seen if seen else None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """A finished request, for the request pane and the log."""
+
+    id: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queued_s: float
+    first_token_s: float | None  # from arrival to first token
+    total_s: float
+    finish: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The engine after one step. `time` is time.monotonic() of the step; rates are over the last 5 s."""
+
+    time: float
+    step: int
+    phase: Phase
+    running: int
+    waiting: int
+    decode_tokens_per_s: float | None
+    prefill_tokens_per_s: float | None
+    prompt_tokens: int  # since start
+    cached_tokens: int  # since start
+    completion_tokens: int  # since start
+    pools: tuple[PoolStats, ...]
+    experts: ExpertStats | None
+    recent_requests: tuple[RequestStats, ...] = ()
+    context_used: int = 0  # tokens of the longest running request
+    anchors_skipped: int = 0  # times a state could not be kept because its pool was full

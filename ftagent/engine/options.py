@@ -1,0 +1,35 @@
+"""What a caller may ask of an engine, as one immutable value. Knows no torch and reads no file.
+
+Values are taken as given here; the loader and the engine check them against the model and the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["auto", "fused", "offload", "cpu", "hybrid"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to load and run a model. None means: the engine chooses.
+
+    `experts` is the room for expert slots: a count ("96"), a size ("2GiB") or a fraction of all experts
+    ("0.5"). `vram` and `ram` are sizes. `context` is in tokens, prompt and reply together. `chunk_tokens`
+    bounds the prompt tokens of one step.
+    """
+
+    model: str = "demo"
+    device: str = "auto"
+    context: int | None = None
+    experts: str | None = None
+    mode: Mode = "auto"
+    seed: int = 0
+    threads: int | None = None
+    max_running: int = 8
+    max_waiting: int = 64
+    chunk_tokens: int = 512
+    vram: str | None = None
+    ram: str | None = None
+    constrain_tools: Literal["auto", "required"] | None = None

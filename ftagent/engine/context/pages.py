@@ -1,0 +1,151 @@
+"""KV pages: who holds which page, and the tensors behind them.
+
+`PagePool` is bookkeeping on integers; `KvStorage` owns the memory. Neither knows requests, prompts or models.
+A page holds 64 tokens of every attention layer. Neighbouring page ids are neighbouring memory, so a request whose
+pages form one run is read without a copy; `allocate(after=...)` keeps runs together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ftagent.errors import EngineError
+
+PAGE_TOKENS = 64
+
+
+class PoolFull(EngineError):
+    """A pool has fewer free units than asked for. Nothing was taken."""
+
+    def __init__(self, pool: str, need: int, have: int) -> None:
+        super().__init__(f"{pool} pool is full: need {need}, have {have} free")
+        self.need = need
+        self.have = have
+
+
+class PagePool:
+    """Reference-counted pages 0..total-1. `page_bytes` is the memory of one page over all layers."""
+
+    def __init__(self, total: int, page_size: int = PAGE_TOKENS, page_bytes: int = 0) -> None:
+        self.total = total
+        self.page_size = page_size
+        self.page_bytes = page_bytes
+        self._references = [0] * total
+        self._free_count = total
+
+    @property
+    def free_count(self) -> int:
+        return self._free_count
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens."""
+        return -(-tokens // self.page_size)
+
+    def allocate(self, n: int, after: int | None = None) -> list[int]:
+        """Take `n` pages, each with one reference.
+
+        `after` is the last page of the request that grows: the pages behind it are preferred. Without it the
+        pages come from the start of the longest free run, which leaves room to grow. Raises PoolFull (all or
+        nothing).
+        """
+        if n > self._free_count:
+            raise PoolFull("KV page", n, self._free_count)
+        taken: list[int] = []
+        start = None if after is None else after + 1
+        while len(taken) < n:
+            if start is None or start >= self.total or self._references[start]:
+                start = self._longest_free_run()
+            while len(taken) < n and start < self.total and not self._references[start]:
+                self._references[start] = 1
+                taken.append(start)
+                start += 1
+        self._free_count -= n
+        return taken
+
+    def retain(self, pages: Sequence[int]) -> None:
+        """Add one reference to each page, to share it."""
+        for page in pages:
+            assert self._references[page] > 0, f"page {page} is free and cannot be shared"
+            self._references[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Drop one reference of each page; a page without references is free."""
+        for page in pages:
+            assert self._references[page] > 0, f"page {page} is free already"
+            self._references[page] -= 1
+            self._free_count += self._references[page] == 0
+
+    def references(self, page: int) -> int:
+        return self._references[page]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError with the numbers when free + held is not total."""
+        held = sum(count > 0 for count in self._references)
+        assert min(self._references, default=0) >= 0, "a page has a negative reference count"
+        assert held + self._free_count == self.total, f"{held=} {self._free_count=} {self.total=}"
+
+    def _longest_free_run(self) -> int:
+        best, best_length, length = 0, 0, 0
+        for page, count in enumerate(self._references):
+            length = 0 if count else length + 1
+            if length > best_length:
+                best, best_length = page - length + 1, length
+        return best
+
+
+class KvShape(NamedTuple):
+    """Attention layers, KV heads per layer, and head size."""
+
+    layers: int
+    heads: int
+    head_dim: int
+
+    def page_bytes(self, dtype: torch.dtype, page_size: int = PAGE_TOKENS) -> int:
+        return 2 * self.layers * self.heads * self.head_dim * page_size * dtype.itemsize
+
+
+class KvStorage:
+    """Keys and values of all pages: per layer [2 * heads, pages * page_size, head_dim], keys first.
+
+    The memory is not touched before it is written, so unused pages cost address space only.
+    """
+
+    def __init__(self, shape: KvShape, pages: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        tokens = pages * PAGE_TOKENS
+        size = (2 * shape.heads, tokens, shape.head_dim)
+        self._layers = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.layers)]
+
+    def write(self, layer: int, places: torch.Tensor, keys_values: torch.Tensor) -> None:
+        """Store `keys_values` [2 * heads, rows, head_dim] at token places [rows] (page * page_size + offset)."""
+        self._layers[layer].index_copy_(1, places, keys_values)
+
+    def read(self, layer: int, runs: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, each [heads, tokens, head_dim], of consecutive runs (first token place, tokens).
+
+        One run is a view; several are copied together.
+        """
+        stored = self._layers[layer]
+        pieces = [stored[:, first : first + tokens] for first, tokens in runs]
+        joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        return joined[: self.shape.heads], joined[self.shape.heads :]
+
+
+def token_runs(pages: Sequence[int], begin: int, end: int) -> list[tuple[int, int]]:
+    """Runs (first token place, tokens) that cover positions [begin, end) of a request with these pages."""
+    runs: list[tuple[int, int]] = []
+    position = begin
+    while position < end:
+        page = pages[position // PAGE_TOKENS]
+        offset = position % PAGE_TOKENS
+        tokens = min(PAGE_TOKENS - offset, end - position)
+        place = page * PAGE_TOKENS + offset
+        if runs and runs[-1][0] + runs[-1][1] == place:
+            runs[-1] = (runs[-1][0], runs[-1][1] + tokens)
+        else:
+            runs.append((place, tokens))
+        position += tokens
+    return runs

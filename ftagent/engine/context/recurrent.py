@@ -1,0 +1,89 @@
+"""Recurrent state of linear-attention layers: one slot per running request, and snapshots of it.
+
+A recurrent state cannot be cut back to an earlier token, so whoever wants to return to one keeps a snapshot.
+Knows no requests and no model; the layers read and write the tensors of a slot in place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ftagent.engine.context.pages import PoolFull
+
+
+class StateShape(NamedTuple):
+    """Linear layers; convolution columns kept x channels; value heads x key size x value size."""
+
+    layers: int = 0
+    conv_columns: int = 0
+    conv_channels: int = 0
+    heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+
+
+class StateSnapshot(NamedTuple):
+    """A copy of one slot: conv [layers, columns, channels], recurrent [layers, heads, key_dim, value_dim] float32.
+
+    Treat as immutable: `restore` copies out of it and nothing writes into it.
+    """
+
+    conv: torch.Tensor
+    recurrent: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.conv.nbytes + self.recurrent.nbytes
+
+
+class StatePool:
+    """Slots 0..total-1. `conv` [layers, total, columns, channels], `recurrent` [layers, total, heads, dk, dv]."""
+
+    def __init__(self, total: int, shape: StateShape | None = None, device: torch.device | None = None) -> None:
+        self.total = total
+        self.shape = shape or StateShape()
+        layers, columns, channels, heads, key_dim, value_dim = self.shape
+        self.conv = torch.zeros(layers, total, columns, channels, device=device)
+        self.recurrent = torch.zeros(layers, total, heads, key_dim, value_dim, device=device)
+        self.slot_bytes = (self.conv.nbytes + self.recurrent.nbytes) // max(total, 1)
+        self._free = list(range(total))[::-1]
+        self._held: set[int] = set()
+
+    @property
+    def free_count(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Take a slot with a zero state. Raises PoolFull."""
+        if not self._free:
+            raise PoolFull("recurrent state", 1, 0)
+        slot = self._free.pop()
+        self._held.add(slot)
+        self.conv[:, slot].zero_()
+        self.recurrent[:, slot].zero_()
+        return slot
+
+    def release(self, slot: int) -> None:
+        assert slot in self._held, f"state slot {slot} is not held"
+        self._held.remove(slot)
+        self._free.append(slot)
+
+    def snapshot(self, slot: int) -> StateSnapshot:
+        """Copy the state of a held slot."""
+        assert slot in self._held, f"state slot {slot} is not held"
+        return StateSnapshot(self.conv[:, slot].clone(), self.recurrent[:, slot].clone())
+
+    def restore(self, slot: int, snapshot: StateSnapshot) -> None:
+        """Copy `snapshot` into a held slot."""
+        assert slot in self._held, f"state slot {slot} is not held"
+        self.conv[:, slot].copy_(snapshot.conv)
+        self.recurrent[:, slot].copy_(snapshot.recurrent)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError with the numbers when free + held is not total or a slot is in both."""
+        free = set(self._free)
+        assert len(free) == len(self._free), "a state slot is free twice"
+        assert not free & self._held, f"state slots both free and held: {sorted(free & self._held)}"
+        assert len(free) + len(self._held) == self.total, f"{len(free)=} {len(self._held)=} {self.total=}"

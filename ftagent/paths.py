@@ -1,4 +1,4 @@
-"""Where ftagent keeps files: the XDG directories, or the platform's own. Creates only what a caller asks to write.
+"""Where ftagent keeps files: the XDG directories, or the platform's own.
 
 Knows no file format. Every path of the package that lies outside a checkpoint or a project comes from here.
 """

@@ -93,17 +93,17 @@ class Settings(BaseModel):
     chunk_tokens: Annotated[int, Field(ge=1)] = 512
     """Prompt tokens of one step at most."""
     constrain_tools: Literal["auto", "required"] | None = None
-    """Hold tool calls to their schemas: always (`auto`), or only when the client requires a call (`required`)."""
+    """Hold tool calls to the offered schemas: always (`auto`), or only where the client requires a call."""
     host: str = "127.0.0.1"
     """Address that `serve` listens on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
     """Port that `serve` listens on; 0 takes a free one."""
     token: str | None = None
-    """What clients must present. Unset: `serve` and `run` invent one. Also used to attach to another engine."""
+    """What clients must present. Unset: invented per run. `run --engine` presents it to the other engine."""
     claude: str | None = None
     """Claude Code's executable. Unset: searched on PATH, then in ./node_modules/.bin."""
     pass_env: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
-    """Further environment variables that `run` hands to the agent. A short list of harmless ones always passes."""
+    """Environment variables that `run` hands to the agent besides the short list of harmless ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,12 @@ class KvStorage:
         joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
         return joined[: self.shape.heads], joined[self.shape.heads :]
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy keys and values of one page into another, in all layers. The caller holds both pages."""
+        for stored in self._layers:
+            into, out = target * PAGE_TOKENS, source * PAGE_TOKENS
+            stored[:, into : into + PAGE_TOKENS] = stored[:, out : out + PAGE_TOKENS]
+
 
 def token_runs(pages: Sequence[int], begin: int, end: int) -> list[tuple[int, int]]:
     """Runs (first token place, tokens) that cover positions [begin, end) of a request with these pages."""

@@ -1,0 +1,284 @@
+"""Requests to steps: who computes which tokens next, on which pages and in which state slot.
+
+Every step carries one token of each request that decodes, and at most `chunk_tokens` of prompts, shared
+evenly (a short prompt takes less than its share and the rest goes on to the others). Plain Python on
+integers; knows no tensor, no text and no thread. The caller locks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ftagent.engine.context.prefix import Anchor, Pages, PrefixCache, States
+from ftagent.errors import PromptTooLong, QueueFull
+
+# Room for this many reply tokens is set aside when a request is admitted, so that it does not start
+# only to wait for pages at its first tokens.
+REPLY_RESERVE = 64
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request as the scheduler sees it. `tokens` is the prompt and what was generated so far.
+
+    `limit` bounds prompt and reply together. `marks` are prompt positions, in order, at which a chunk ends
+    so that the state there can be kept. `computed` tokens are in `pages` and in the state of `slot`.
+    """
+
+    id: str
+    tokens: list[int]
+    limit: int
+    marks: tuple[int, ...] = ()
+    prompt: int = field(init=False)
+    pages: list[int] = field(init=False, default_factory=list)
+    slot: int | None = field(init=False, default=None)
+    computed: int = field(init=False, default=0)
+    cached: int = field(init=False, default=0)
+    arrival: int = field(init=False, default=-1)
+    cancelled: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are not computed yet; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def full(self) -> bool:
+        """No further token may be generated."""
+        return len(self.tokens) >= self.limit
+
+
+class Piece(NamedTuple):
+    """Work of one step for one request: compute `length` tokens from position `start`."""
+
+    job: Job
+    start: int
+    length: int
+    wants_logits: bool
+
+    @property
+    def is_decode(self) -> bool:
+        """It computes a token that this request generated before, and nothing else."""
+        return self.start >= self.job.prompt and self.length == 1
+
+
+def share_evenly(wants: Sequence[int], budget: int) -> list[int]:
+    """Split `budget` so that nobody gets more than wanted and no one could get more but from a richer one.
+
+    >>> share_evenly([10, 900, 700], 512)
+    [10, 251, 251]
+    """
+    shares = [0] * len(wants)
+    order = sorted(range(len(wants)), key=lambda index: wants[index])
+    for place, index in enumerate(order):
+        shares[index] = min(wants[index], budget // (len(order) - place))
+        budget -= shares[index]
+    return shares
+
+
+class Scheduler:
+    """Continuous batching over one page pool and one state pool.
+
+    Admission is first come, first served. A request is admitted when its prompt and some reply fit the
+    pages that no running request holds; anchors of the prefix cache give way. When pages run dry later, the
+    youngest request goes back to the queue and computes its tokens again when it returns.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        states: States,
+        prefix: PrefixCache,
+        copy_page: Callable[[int, int], None],
+        *,
+        max_running: int = 8,
+        max_waiting: int = 64,
+        chunk_tokens: int = 512,
+    ) -> None:
+        self._pages = pages
+        self._states = states
+        self._copy_page = copy_page  # (source, target): the keys and values of one page
+        self.prefix = prefix
+        self._max_running = min(max_running, states.total)
+        self._max_waiting = max_waiting
+        self._chunk_tokens = max(chunk_tokens, self._max_running)  # a token at least for each
+        self.running: list[Job] = []  # in order of arrival
+        self.waiting: deque[Job] = deque()  # in order of arrival
+        self._arrivals = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that all pages together can hold: no request can ever be longer."""
+        return self._pages.total * self._pages.page_size
+
+    def submit(self, job: Job) -> None:
+        """Put a request at the end of the queue.
+
+        Raises PromptTooLong when it can never be admitted and QueueFull when too many wait already;
+        nothing has changed then.
+        """
+        if job.prompt >= self.capacity:
+            raise PromptTooLong(job.prompt, self.capacity - 1)
+        if len(self.waiting) >= self._max_waiting and not self._starts_at_once():
+            raise QueueFull(
+                f"the engine is busy: {len(self.running)} requests run and {len(self.waiting)} wait "
+                f"(at most {self._max_waiting} may wait); try again later"
+            )
+        job.limit = min(job.limit, self.capacity)
+        job.arrival = self._arrivals
+        self._arrivals += 1
+        self.waiting.append(job)
+
+    def plan(self) -> list[Piece]:
+        """The next step. Cancelled requests must be gone already (see `cancelled`). Empty means: idle."""
+        self._admit()
+        decoding = [job for job in self.running if job.remaining == 1]
+        for job in decoding:
+            if job.slot is not None:  # an older one may have sent it back to the queue just now
+                self._grow(job)
+        pieces = [Piece(job, job.computed, 1, True) for job in decoding if job.slot is not None]
+        prefilling = [job for job in self.running if job.remaining > 1]
+        ends = [self._chunk_end(job) for job in prefilling]
+        wants = [end - job.computed for job, end in zip(prefilling, ends, strict=True)]
+        for job, count in zip(prefilling, share_evenly(wants, self._chunk_tokens), strict=True):
+            if count:
+                pieces.append(Piece(job, job.computed, count, count == job.remaining))
+        return pieces
+
+    def commit(self, pieces: Iterable[Piece]) -> None:
+        """Take note that a step is done, and keep the states that stand on a mark."""
+        for piece in pieces:
+            job = piece.job
+            job.computed = piece.start + piece.length
+            if job.computed in job.marks and job.slot is not None:
+                self.prefix.keep(job.tokens[: job.computed], job.pages, job.slot)
+
+    def finish(self, job: Job, *, keep: bool = True) -> None:
+        """Take a request out, wherever it is, and free what it holds.
+
+        With `keep` its end becomes an anchor. Pass False after a fault, when pages and state are in doubt.
+        """
+        if job in self.waiting:
+            self.waiting.remove(job)
+        if job in self.running:
+            self.running.remove(job)
+            if keep and job.computed and job.slot is not None:
+                self.prefix.keep(job.tokens[: job.computed], job.pages, job.slot)
+            self._free(job)
+
+    def cancelled(self) -> list[Job]:
+        """The requests that someone has marked as cancelled and that are still held."""
+        return [job for job in (*self.running, *self.waiting) if job.cancelled]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless free, used and evictable pages add up and all requests are in shape."""
+        used = self._held()
+        evictable = self.prefix.held_pages() - used
+        assert self._pages.free_count + len(used) + len(evictable) == self._pages.total, "pages are lost"
+        assert self._states.free_count + len(self.running) == self._states.total, "state slots are lost"
+        assert len({job.slot for job in self.running}) == len(self.running), "two requests share a state slot"
+        for job in self.running:
+            room = len(job.pages) * self._pages.page_size
+            assert job.computed <= room, "a request computed beyond its pages"
+            assert len(set(job.pages)) == len(job.pages), "a request holds a page twice"
+        for job in self.waiting:
+            assert not job.pages, "a waiting request holds pages"
+            assert job.slot is None, "a waiting request holds a slot"
+        self.prefix.check_integrity()
+        self._pages.check_integrity()
+        self._states.check_integrity()
+
+    def _starts_at_once(self) -> bool:
+        return not self.waiting and len(self.running) < self._max_running
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._max_running and self._claim(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
+
+    def _claim(self, job: Job) -> bool:
+        """Give the job its slot, shared pages and fresh pages; False when it has to wait."""
+        anchor = self.prefix.find(job.tokens)
+        fits = self._fits(job, anchor)
+        if not fits and anchor is not None and not self.running:
+            # Resuming can need one page more for a moment, to copy the last one. Alone in a pool that is
+            # just large enough, a cold start is the only way.
+            anchor = None
+            fits = self._fits(job, None)
+        if not fits:
+            return False
+        job.slot = self._states.allocate()
+        job.computed = 0
+        if anchor is not None:
+            self._resume(job, job.slot, anchor)
+        if len(job.tokens) == job.prompt:  # else it comes back, and what it resumed at first stands
+            job.cached = job.computed
+        self._extend(job, self._wanted_pages(job) - len(job.pages))
+        return True
+
+    def _resume(self, job: Job, slot: int, anchor: Anchor) -> None:
+        """Take over pages and state of an anchor; a last page that others use is copied."""
+        held = self._held()
+        in_place = anchor.pages[-1] not in held and self.prefix.may_extend(anchor)
+        self._pages.retain(anchor.pages)  # so that making room cannot free them
+        job.pages = list(anchor.pages)
+        job.computed = anchor.position
+        self._states.restore(slot, anchor.snapshot)
+        if anchor.position % self._pages.page_size and not in_place:
+            shared = job.pages.pop()
+            self._extend(job, 1)
+            self._copy_page(shared, job.pages[-1])
+            self._pages.release([shared])
+
+    def _fits(self, job: Job, anchor: Anchor | None) -> bool:
+        """Whether the pages that running requests do not hold are enough, all other anchors given up."""
+        held = self._held()
+        wanted = self._wanted_pages(job)
+        if anchor is not None:
+            held.update(anchor.pages)
+            wanted -= anchor.position // self._pages.page_size
+        return len(held) + wanted <= self._pages.total
+
+    def _extend(self, job: Job, count: int) -> None:
+        """Add `count` fresh pages, next to the last one where possible. The caller knows that they exist."""
+        self.prefix.make_room(count)
+        job.pages += self._pages.allocate(count, after=job.pages[-1] if job.pages else None)
+
+    def _wanted_pages(self, job: Job) -> int:
+        tokens = min(job.limit, len(job.tokens) + REPLY_RESERVE)
+        return -(-tokens // self._pages.page_size)
+
+    def _grow(self, job: Job) -> None:
+        """See to a page for the next token: a free one, an anchor's, or one of the youngest request."""
+        if len(job.tokens) <= len(job.pages) * self._pages.page_size:
+            return
+        while not self.prefix.make_room(1):
+            youngest = self.running[-1]
+            self._send_back(youngest)
+            if youngest is job:
+                return
+        self._extend(job, 1)
+
+    def _send_back(self, job: Job) -> None:
+        self.running.remove(job)
+        self._free(job)
+        self.waiting.appendleft(job)  # all that wait are younger than all that run
+
+    def _chunk_end(self, job: Job) -> int:
+        return next((mark for mark in job.marks if mark > job.computed), len(job.tokens))
+
+    def _held(self) -> set[int]:
+        return {page for job in self.running for page in job.pages}
+
+    def _free(self, job: Job) -> None:
+        if job.slot is not None:
+            self._states.release(job.slot)
+        self._pages.release(job.pages)
+        job.pages = []
+        job.slot = None
+        job.computed = 0

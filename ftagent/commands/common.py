@@ -1,0 +1,174 @@
+"""What commands share: flags that are settings, narration, JSON lines, the start of the engine.
+
+Imports no torch until an engine is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+from ftagent import paths
+from ftagent.engine.api import Engine
+from ftagent.engine.options import EngineOptions
+from ftagent.errors import FtError
+from ftagent.settings import Loaded, Settings, load
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+ENGINE_FLAGS = {
+    "model": "DIR|demo",
+    "device": "auto|cpu|cuda[:N]",
+    "context": "TOKENS",
+    "experts": "N|SIZE|FRACTION",
+    "mode": "auto|fused|offload|cpu|hybrid",
+    "vram": "SIZE",
+    "ram": "SIZE",
+    "threads": "N",
+    "seed": "N",
+}
+
+
+def setting_flags(flags: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
+    """A decorator that adds a flag per setting (key to metavar). The settings' own words are the help."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for key, metavar in reversed(list(flags.items())):
+            words = Settings.model_fields[key].description
+            option = click.option("--" + key.replace("_", "-"), key, metavar=metavar, help=words)
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def json_flag(function: Decorated) -> Decorated:
+    """Add `--json`, which arrives as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")(function)
+
+
+def load_settings(flags: Mapping[str, Any]) -> Loaded:
+    """The settings in force: file, environment, and the flags of this command line."""
+    return load(paths.config_file(), os.environ, flags)
+
+
+def emit(record: Mapping[str, Any]) -> None:
+    """One JSON line on stdout, flushed, so that a reader sees it at once."""
+    click.echo(json.dumps(record, ensure_ascii=False))
+
+
+def narrate(message: str) -> None:
+    """One line for people, on stderr."""
+    click.echo(message, err=True)
+
+
+@contextlib.contextmanager
+def errors_as_events(as_json: bool) -> Iterator[None]:
+    """With `--json`, say an error on stdout too, where a reader of events waits for one."""
+    try:
+        yield
+    except FtError as error:
+        if as_json:
+            emit({"type": "error", "message": str(error), "exit_code": error.exit_code})
+        raise
+
+
+def log_to_stderr() -> None:
+    """Show warnings of the package as plain lines."""
+    form = "%(levelname)s: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=form, force=True)
+
+
+def log_to_file() -> Path:
+    """Send narration to a file, while a screen or an agent owns the terminal."""
+    file = paths.log_file()
+    paths.private_dir(file.parent)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(filename=file, level=logging.INFO, format=form, force=True)
+    return file
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """The part of the settings that the engine takes."""
+    return EngineOptions(
+        model=settings.model,
+        device=settings.device,
+        context=settings.context,
+        experts=settings.experts,
+        mode=settings.mode,
+        seed=settings.seed,
+        threads=settings.threads,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        chunk_tokens=settings.chunk_tokens,
+        vram=None if settings.vram is None else str(settings.vram),
+        ram=None if settings.ram is None else str(settings.ram),
+        constrain_tools=settings.constrain_tools,
+    )
+
+
+@contextlib.contextmanager
+def open_engine(settings: Settings) -> Iterator[Engine]:
+    """Load the model, saying so on stderr; close the engine on the way out.
+
+    Raises LoadFailed or ConfigError.
+    """
+    options = engine_options(settings)
+    began = time.monotonic()
+    narrate(f"loading {options.model} ...")
+    from ftagent.engine.engine import start_engine
+
+    engine = start_engine(options)
+    try:
+        model = engine.model
+        small = ", the small embedded model" if model.embedded else ""
+        narrate(
+            f"loaded {model.id}{small}: {model.context} tokens of context, on {model.device}, "
+            f"in {time.monotonic() - began:.1f} s"
+        )
+        yield engine
+    finally:
+        engine.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant by `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def until_signal(alive: Callable[[], bool]) -> int | None:
+    """Wait in the main thread for SIGINT or SIGTERM and return its number; None once `alive` says no.
+
+    A second signal during the shutdown that follows ends the process at once, with 128 + its number.
+    """
+    stop = threading.Event()
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    while not stop.wait(1.0):
+        if not alive():
+            return None
+    return received[0]

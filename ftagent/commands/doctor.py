@@ -1,0 +1,242 @@
+"""`ftagent doctor`: what this machine can do, each line with what to do when it falls short.
+
+Looks and reads; writes nothing. The last check loads the embedded model and lets it answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+import psutil
+
+from ftagent import __version__, adapters, paths
+from ftagent.adapters import base
+from ftagent.commands.common import emit, engine_options, json_flag, load_settings
+from ftagent.conversation import Conversation, Message, Text
+from ftagent.engine.api import Engine, GenerateRequest, SamplingParams
+from ftagent.errors import FtError
+from ftagent.events import Failed, Finished
+from ftagent.settings import Settings
+
+GIB = 2**30
+_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `fail` means that the embedded model cannot run; `warn`, that something else cannot."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@json_flag
+@click.option("--quick", is_flag=True, help="Leave out the last check, which loads the embedded model.")
+def command(as_json: bool, quick: bool) -> int:
+    """Check what this machine can do.
+
+    Exit code 0 when the embedded model works here, else 1.
+    """
+    checks: list[Check] = []
+    for check in _checks(quick):
+        checks.append(check)
+        if not as_json:
+            click.echo(f"{check.status:<4}  {check.name:<12}  {check.found}")
+            if check.advice:
+                click.echo(f"{'':<20}-> {check.advice}")
+    works = all(check.status != "fail" for check in checks)
+    if as_json:
+        emit({"version": __version__, "works": works, "checks": [asdict(check) for check in checks]})
+    return 0 if works else 1
+
+
+def _checks(quick: bool) -> Iterator[Check]:
+    plain: tuple[Callable[[], Check], ...] = (_python, _torch, _triton, _cpu, _memory, _gpu, _compiler)
+    for check in plain:
+        yield check()
+    for tool, purpose in (("node", "some agents"), ("npm", "installing agents"), ("git", "most agents")):
+        yield _tool(tool, ("--version",), purpose)
+    yield _tool("tmux", ("-V",), "agents and panes side by side")
+    for name in adapters.names():
+        yield _agent(adapters.get(name))
+    yield _settings()
+    yield from (_directory(*pair) for pair in _directories())
+    yield _locale()
+    if not quick:
+        yield _embedded_model()
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} ({sys.executable})"
+    return Check("python", "ok" if sys.version_info >= (3, 11) else "fail", found)
+
+
+def _torch() -> Check:
+    advice = "pip install torch==2.13.0"
+    try:
+        found = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Check("torch", "fail", "not installed", advice)
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    return Check("torch", "ok", found) if numbers >= (2, 11) else Check("torch", "fail", found, advice)
+
+
+def _triton() -> Check:
+    if importlib.util.find_spec("triton") is None:
+        return Check("triton", "ok", "not installed; only a GPU needs it")
+    return Check("triton", "ok", importlib.metadata.version("triton"))
+
+
+def _cpu() -> Check:
+    name, flags = platform.processor() or platform.machine(), set[str]()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                name = value.strip()
+            elif key.strip() in ("flags", "Features"):
+                flags |= set(value.split())
+    features = " ".join(feature for feature in _FEATURES if feature in flags) or "features unknown"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    slow = bool(flags) and not flags & {"avx2", "asimd"}
+    advice = "without AVX2 the CPU paths are slow" if slow else ""
+    return Check("cpu", "warn" if slow else "ok", f"{name}, {cores} cores, {features}", advice)
+
+
+def _memory() -> Check:
+    memory = psutil.virtual_memory()
+    found = f"{memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB available"
+    if memory.available < 2 * GIB:
+        return Check("memory", "warn", found, "the embedded model wants about 1.2 GiB; close something")
+    return Check("memory", "ok", found)
+
+
+def _gpu() -> Check:
+    found = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return Check("gpu", "ok", "; ".join(found.splitlines()) if found else "none found; models run on the CPU")
+
+
+def _compiler() -> Check:
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return Check("compiler", "ok", (_output(name, "--version") or name).splitlines()[0])
+    return Check(
+        "compiler", "warn", "none found", "install g++ or clang++, to build kernels for large models"
+    )
+
+
+def _tool(name: str, arguments: tuple[str, ...], purpose: str) -> Check:
+    found = _output(name, *arguments)
+    if found is None:
+        return Check(name, "warn", "not found", f"install it for {purpose}")
+    return Check(name, "ok", found.splitlines()[0])
+
+
+def _agent(adapter: base.Adapter) -> Check:
+    try:
+        named = getattr(load_settings({}).values, adapter.setting)
+        binary = base.find(adapter, named, os.environ, Path.cwd())
+        found = base.version(adapter, binary, base.scrubbed(adapter, os.environ))
+    except FtError as error:
+        return Check(adapter.name, "warn", str(error))
+    return Check(adapter.name, "ok", f"{found} ({binary})")
+
+
+def _settings() -> Check:
+    file = paths.config_file()
+    try:
+        load_settings({})
+    except FtError as error:
+        return Check("settings", "fail", str(error))
+    return Check("settings", "ok", str(file) if file.exists() else f"defaults; {file} does not exist")
+
+
+def _directories() -> tuple[tuple[str, Path, str], ...]:
+    return (
+        ("state", paths.state_dir(), "XDG_STATE_HOME"),
+        ("data", paths.data_dir(), "XDG_DATA_HOME"),
+        ("cache", paths.cache_dir(), "XDG_CACHE_HOME"),
+    )
+
+
+def _directory(name: str, path: Path, variable: str) -> Check:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Check(name, "ok", str(path))
+    return Check(
+        name, "fail", f"{path}: {existing} cannot be written", f"set {variable} to another directory"
+    )
+
+
+def _locale() -> Check:
+    encoding = sys.stdout.encoding.lower()
+    if encoding.replace("-", "") == "utf8":
+        return Check("locale", "ok", f"{os.environ.get('LC_ALL') or os.environ.get('LANG') or 'C'}, utf-8")
+    return Check("locale", "warn", encoding, "set LANG=C.UTF-8, or text outside ASCII will not show")
+
+
+def _embedded_model() -> Check:
+    from ftagent.engine.engine import start_engine
+
+    began = time.monotonic()
+    try:
+        engine = start_engine(engine_options(Settings()))
+        try:
+            tokens = asyncio.run(_one_answer(engine))
+        finally:
+            engine.close()
+    except FtError as error:
+        return Check("model", "fail", str(error))
+    # Guards the report: whatever is broken in an installation must become a line of it.
+    except Exception as error:  # noqa: BLE001
+        return Check("model", "fail", f"{type(error).__name__}: {error}"[:300])
+    return Check("model", "ok", f"embedded, {tokens} tokens in {time.monotonic() - began:.1f} s with loading")
+
+
+async def _one_answer(engine: Engine) -> int:
+    """Tokens of a short greedy answer. Raises FtError when it does not come to its end."""
+    prompt = Conversation((Message("user", (Text("What is ftagent?"),)),))
+    request = GenerateRequest(prompt, SamplingParams(max_tokens=8, temperature=0))
+    async with aclosing(engine.generate(request)) as events:
+        async for event in events:
+            if isinstance(event, Failed):
+                raise FtError(event.message)
+            if isinstance(event, Finished):
+                return event.usage.completion_tokens
+    raise FtError("the answer ended without a last event")
+
+
+def _output(program: str, *arguments: str) -> str | None:
+    """What a program prints, stripped; None when it is absent, fails or says nothing."""
+    path = shutil.which(program)
+    if path is None:
+        return None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            (path, *arguments),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout.strip() or None if done.returncode == 0 else None
+    return None

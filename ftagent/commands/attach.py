@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ftagent.adapters.base import Target
-from ftagent.commands.common import is_loopback
 from ftagent.errors import ConfigError, EngineError
+from ftagent.gateway.security import is_loopback
 
 _TIMEOUT_S = 10.0
 # Names under which engines tell the context length in /v1/models: ours and vLLM's.

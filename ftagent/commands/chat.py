@@ -81,7 +81,7 @@ def _screen(settings: Settings, resume: str | None) -> int:
     from ftagent.tui.chat import run_chat
 
     store = SessionStore(default_directory())
-    resumed = store.resume(resume) if resume else None
+    resumed = store.resume(resume).id if resume else None  # refused before a model is loaded for it
     with open_engine(settings) as engine:
         log_to_file()
-        return run_chat(engine, store, resumed)
+        return run_chat(engine, store=store, resume=resumed)

@@ -6,7 +6,6 @@ Imports no torch until an engine is opened.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -144,31 +143,25 @@ def open_engine(settings: Settings) -> Iterator[Engine]:
         engine.close()
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant by `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+class StopSignal:
+    """SIGINT and SIGTERM, caught from the moment this is made. Only in the main thread.
 
-
-def until_signal(alive: Callable[[], bool]) -> int | None:
-    """Wait in the main thread for SIGINT or SIGTERM and return its number; None once `alive` says no.
-
-    A second signal during the shutdown that follows ends the process at once, with 128 + its number.
+    A second signal, during the shutdown that the first one starts, ends the process with 128 + its number.
     """
-    stop = threading.Event()
-    received: list[int] = []
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if received:
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def wait(self, alive: Callable[[], bool]) -> bool:
+        """Wait for a signal and return True; return False as soon as `alive` says no."""
+        while not self._stop.wait(1.0):
+            if not alive():
+                return False
+        return True
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stop.is_set():
             os._exit(128 + number)
-        received.append(number)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
-    while not stop.wait(1.0):
-        if not alive():
-            return None
-    return received[0]
+        self._stop.set()

@@ -194,10 +194,10 @@ def _locale() -> Check:
 
 
 def _embedded_model() -> Check:
-    from ftagent.engine.engine import start_engine
-
     began = time.monotonic()
     try:
+        from ftagent.engine.engine import start_engine
+
         engine = start_engine(engine_options(Settings()))
         try:
             tokens = asyncio.run(_one_answer(engine))

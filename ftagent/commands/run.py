@@ -16,7 +16,6 @@ import click
 
 from ftagent import adapters, paths
 from ftagent.adapters import base, process
-from ftagent.commands.attach import probe
 from ftagent.commands.common import (
     ENGINE_FLAGS,
     emit,
@@ -150,16 +149,16 @@ def _run(wish: Wish, settings: Settings) -> int:
 def _target(wish: Wish, settings: Settings) -> Iterator[tuple[base.Target, Engine | None]]:
     """The engine to use: another process's, or one of our own behind a gateway on the loopback."""
     if wish.engine_url:
+        from ftagent.commands.attach import probe
+
         yield probe(wish.engine_url, settings.token), None
         return
     with open_engine(settings) as engine:
         from ftagent.gateway.server import start_gateway
 
-        gateway = start_gateway(engine)
-        try:
-            yield base.Target(gateway.url, gateway.token, engine.model.id, engine.model.context), engine
-        finally:
-            gateway.close()
+        with start_gateway(engine) as gateway:
+            token = gateway.token or ""
+            yield base.Target(gateway.url, token, engine.model.id, engine.model.context), engine
 
 
 def _headless(wish: Wish, arguments: tuple[str, ...], env: dict[str, str], engine: Engine | None) -> int:

@@ -9,16 +9,15 @@ import click
 
 from ftagent.commands.common import (
     ENGINE_FLAGS,
+    StopSignal,
     emit,
     errors_as_events,
-    is_loopback,
     json_flag,
     load_settings,
     log_to_stderr,
     narrate,
     open_engine,
     setting_flags,
-    until_signal,
 )
 from ftagent.engine.api import ModelInfo
 from ftagent.errors import ConfigError, EngineStopped
@@ -46,14 +45,12 @@ def command(allow_remote: bool, as_json: bool, **flags: Any) -> None:
         with open_engine(settings) as engine:
             from ftagent.gateway.server import start_gateway
 
-            gateway = start_gateway(engine, settings.host, settings.port, settings.token)
-            try:
+            with start_gateway(engine, settings.host, settings.port, settings.token) as gateway:
+                stop = StopSignal()
                 _announce(gateway, engine.model, as_json)
-                received = until_signal(lambda: engine.health == "ok")
+                asked = stop.wait(lambda: engine.health == "ok")
                 narrate("stopping")
-            finally:
-                gateway.close()
-        if received is None:
+        if not asked:
             raise EngineStopped("the engine stopped while serving; the lines above say why")
 
 
@@ -71,9 +68,14 @@ def check_address(settings: Settings, allow_remote: bool) -> None:
 
     Raises ConfigError.
     """
-    if not is_loopback(settings.host) and not (allow_remote and settings.token):
+    from ftagent.gateway.security import is_loopback
+
+    host = settings.host
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(f"--host {host} is every address; name the one that clients will use")
+    if not is_loopback(host) and not (allow_remote and settings.token):
         raise ConfigError(
-            f"--host {settings.host} can be reached from other machines; add --allow-remote and --token TEXT"
+            f"--host {host} can be reached from other machines; add --allow-remote and --token TEXT"
         )
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -130,7 +130,7 @@ def answer_once(
     """
     printer = _JsonPrinter(out) if as_json else _TextPrinter(out, err)
     reply = Reply()
-    record = _Recorder(session, err)
+    record = Recorder(session, lambda warning: _narrate(err, warning))
     try:
         printer.begin(engine, session)
         record.prompt(prompt)
@@ -174,12 +174,16 @@ def _discard(out: TextIO) -> None:
         os.close(null)
 
 
-class _Recorder:
+def _narrate(err: TextIO, text: str) -> None:
+    err.write(f"ftagent: {safe_text(text)}\n")
+
+
+class Recorder:
     """Keeps the turn in the session. A record that cannot be written costs a warning, never the answer."""
 
-    def __init__(self, session: Session, err: TextIO) -> None:
+    def __init__(self, session: Session, warn: Callable[[str], None]) -> None:
         self._session = session
-        self._err = err
+        self._warn = warn
         self._open = False  # a prompt is stored and its answer is not
 
     def prompt(self, prompt: str) -> None:
@@ -198,7 +202,7 @@ class _Recorder:
         try:
             write()
         except FtError as error:
-            self._err.write(f"ftagent: {safe_text(str(error))}\n")
+            self._warn(str(error))
 
 
 class _TextPrinter:
@@ -222,12 +226,12 @@ class _TextPrinter:
 
     def error(self, message: str, code: int) -> None:
         self._close_line()
-        self._err.write(f"ftagent: {safe_text(message)}\n")
+        _narrate(self._err, message)
 
     def end(self, reply: Reply, code: int) -> None:
         self._close_line()
         if remark := reply.remark():
-            self._err.write(f"ftagent: {safe_text(remark)}\n")
+            _narrate(self._err, remark)
 
     def _close_line(self) -> None:
         if not self._at_line_start:

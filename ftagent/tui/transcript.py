@@ -1,0 +1,187 @@
+"""What has been said, as widgets: prompts, answers with folded thinking, remarks. Knows no engine.
+
+Text of the model is shown with `safe_text` and a Markdown parser without links, images and HTML: nothing in
+it can be clicked, run or hidden, and what is not Markdown stays readable as it was written.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from markdown_it import MarkdownIt
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.widgets import Collapsible, Markdown, Static
+from textual.widgets.markdown import MarkdownStream
+
+from ftagent.answer import safe_text
+from ftagent.conversation import Text, Thinking
+from ftagent.sessions import StoredMessage
+from ftagent.tui.turn import Turn
+
+SHOWN_MESSAGES = 60
+"""How many messages of a resumed session are shown; all of them stay in the context."""
+
+
+@cache
+def _parser() -> MarkdownIt:
+    parser = MarkdownIt("gfm-like", {"html": False, "linkify": False})
+    return parser.disable(["link", "image", "autolink", "linkify", "reference", "html_block", "html_inline"])
+
+
+class AnswerText(Markdown):
+    """A part of an answer. `extend` takes the whole text so far and streams what is new of it."""
+
+    def __init__(self) -> None:
+        super().__init__(parser_factory=_parser, open_links=False)
+        self._stream: MarkdownStream | None = None
+        self._shown = 0  # characters of the raw text
+
+    async def extend(self, text: str) -> None:
+        fresh, self._shown = safe_text(text[self._shown :]), len(text)
+        if not fresh:
+            return
+        if self._stream is None:
+            self._stream = Markdown.get_stream(self)
+        await self._stream.write(fresh)
+
+    async def close(self) -> None:
+        """Wait until all of it is on the screen."""
+        if self._stream is not None:
+            await self._stream.stop()
+            self._stream = None
+
+
+class ThinkingText(Collapsible):
+    """A part of the model's reasoning, folded to one line. The body is filled in only while it is open."""
+
+    def __init__(self, folded: bool) -> None:
+        self._body = Static(classes="thinking-body", markup=False)
+        self._text = ""
+        super().__init__(self._body, title="Thinking…", collapsed=folded)
+
+    def on_mount(self) -> None:
+        self._title.can_focus = False  # the keyboard stays with the prompt; the mouse and ctrl+o fold
+
+    def show(self, text: str, title: str) -> None:
+        if title != self.title:
+            self.title = title
+        if text != self._text:
+            self._text = text
+            if not self.collapsed:
+                self._fill()
+
+    def on_collapsible_expanded(self) -> None:
+        self._fill()
+
+    def _fill(self) -> None:
+        self._body.update(Content(safe_text(self._text)))
+
+
+class UserPrompt(Static):
+    """What the user sent."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Content(f"› {safe_text(text)}"))
+
+
+class Remark(Static):
+    """What the program itself has to say."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Content(safe_text(text)))
+
+
+class Answer(Vertical):
+    """One answer: its thinking and text in order, and a line below that says how it goes or went."""
+
+    def __init__(self, folded: bool = True) -> None:
+        super().__init__()
+        self._parts: list[AnswerText | ThinkingText] = []
+        self._line = Static(classes="answer-line", markup=False)
+        self._said = ""
+        self._folded = folded
+
+    def compose(self) -> ComposeResult:
+        yield self._line
+
+    async def show(self, turn: Turn) -> None:
+        """Bring the widgets up to what `turn` holds now."""
+        for index, block in enumerate(turn.reply.blocks):
+            if isinstance(block, Thinking):
+                (await self._thinking(index)).show(block.text, turn.thinking_title())
+            elif isinstance(block, Text):
+                await (await self._text(index)).extend(block.text)
+        self._say("" if turn.reply.blocks else turn.waiting_line())
+
+    async def close(self, turn: Turn) -> None:
+        """Show the rest of `turn`, and how it ended."""
+        await self.show(turn)
+        for part in self._parts:
+            if isinstance(part, AnswerText):
+                await part.close()
+        self._say(turn.closing_line())
+
+    async def show_stored(self, entry: StoredMessage) -> None:
+        """Show an answer of an earlier run; its times are not known any more."""
+        for index, block in enumerate(entry.message.blocks):
+            if isinstance(block, Thinking):
+                (await self._thinking(index)).show(block.text, "Thought")
+            elif isinstance(block, Text):
+                await (await self._text(index)).update(safe_text(block.text))
+        self._say("■ stopped" if entry.stopped else "")
+
+    async def _thinking(self, index: int) -> ThinkingText:
+        if index == len(self._parts):
+            await self._add(ThinkingText(self._folded))
+        part = self._parts[index]
+        assert isinstance(part, ThinkingText)
+        return part
+
+    async def _text(self, index: int) -> AnswerText:
+        if index == len(self._parts):
+            await self._add(AnswerText())
+        part = self._parts[index]
+        assert isinstance(part, AnswerText)
+        return part
+
+    async def _add(self, part: AnswerText | ThinkingText) -> None:
+        self._parts.append(part)
+        await self.mount(part, before=self._line)
+
+    def _say(self, line: str) -> None:
+        if line == self._said:
+            return
+        self._said = line
+        self._line.update(Content(safe_text(line)))
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """The scrolling list of all of it; it follows the end until the user scrolls back."""
+
+    def on_mount(self) -> None:
+        self.anchor()
+
+    async def add(self, *widgets: UserPrompt | Remark | Answer) -> None:
+        await self.mount(*widgets)
+
+    async def show_session(self, entries: tuple[StoredMessage, ...], folded: bool) -> None:
+        """Replace everything by the newest messages of a session."""
+        await self.remove_children()
+        hidden = len(entries) - SHOWN_MESSAGES
+        if hidden > 0:
+            await self.add(Remark(f"{hidden} earlier messages are not shown; they are still in the context"))
+        for entry in entries[-SHOWN_MESSAGES:]:
+            if entry.message.role == "user":
+                await self.add(UserPrompt(entry.message.text))
+            else:
+                answer = Answer(folded)
+                await self.add(answer)
+                await answer.show_stored(entry)
+        self.anchor()
+
+    def fold(self, folded: bool) -> None:
+        """Fold or unfold all thinking."""
+        for part in self.query(ThinkingText):
+            part.collapsed = folded

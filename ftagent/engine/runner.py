@@ -71,4 +71,6 @@ class Runner:
         end = chunk.start + len(chunk.tokens)
         assert chunk.tokens, "a chunk has at least one token"
         assert end <= self.info.context, f"position {end} is beyond the context of {self.info.context} tokens"
-        assert len(chunk.pages) * self.kv.page_size >= end, f"{len(chunk.pages)} pages do not cover {end} tokens"
+        assert len(chunk.pages) * self.kv.page_size >= end, (
+            f"{len(chunk.pages)} pages do not cover {end} tokens"
+        )

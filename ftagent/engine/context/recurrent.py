@@ -41,7 +41,9 @@ class StateSnapshot(NamedTuple):
 class StatePool:
     """Slots 0..total-1. `conv` [layers, total, columns, channels], `recurrent` [layers, total, heads, dk, dv]."""
 
-    def __init__(self, total: int, shape: StateShape | None = None, device: torch.device | None = None) -> None:
+    def __init__(
+        self, total: int, shape: StateShape | None = None, device: torch.device | None = None
+    ) -> None:
         self.total = total
         self.shape = shape or StateShape()
         layers, columns, channels, heads, key_dim, value_dim = self.shape

@@ -1,0 +1,152 @@
+"""Which expert sits in which device slot: replacement on integers. Knows no tensors, bytes or clocks but steps.
+
+One pool of slots for all layers. The victim is the expert whose last use lies furthest back; among equals the one
+used less often (a frequency that halves every HALF_LIFE steps), then the lower slot. A layer keeps `floor` experts
+that other layers cannot take: without it, one pass over the layers pushes out every layer's experts when slots are
+fewer than layers x experts per token. Pinned slots are in flight and never taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+HALF_LIFE = 64  # steps
+ONE = 1 << 16  # one use, in the fixed point of the decayed frequency
+
+Key = tuple[int, int]
+"""(layer, expert)"""
+
+
+class Placement(NamedTuple):
+    """A slot for an expert that was missing, and who had to leave it."""
+
+    slot: int
+    evicted: Key | None
+
+
+class ExpertPolicy:
+    """Look-up table and replacement of `slots` slots for `layers` x `experts` experts."""
+
+    def __init__(self, layers: int, experts: int, slots: int, floor: int) -> None:
+        assert floor * layers <= slots, f"floor {floor} x {layers} layers does not fit {slots} slots"
+        self.layers = layers
+        self.experts = experts
+        self.slots = slots
+        self.floor = floor
+        self._now = 0
+        self._slot_of: list[dict[int, int]] = [{} for _ in range(layers)]
+        self._owner: list[Key | None] = [None] * slots
+        self._pins = [0] * slots
+        self._free = list(range(slots))[::-1]
+        self._last_use = [0] * slots
+        self._frequency: dict[Key, tuple[int, int]] = {}  # (value at last use, step of last use)
+        # Entries (last use, frequency, slot) are pushed on every use; stale ones are dropped when met.
+        self._heap: list[tuple[int, int, int]] = []
+
+    @property
+    def resident(self) -> int:
+        """Slots that hold an expert."""
+        return self.slots - len(self._free)
+
+    def layer_resident(self, layer: int) -> int:
+        return len(self._slot_of[layer])
+
+    def begin_step(self) -> None:
+        """Advance the clock: uses before this call are older than uses after it."""
+        self._now += 1
+
+    def lookup(self, layer: int, expert: int) -> int | None:
+        """The slot that holds the expert, or None. Does not count as a use."""
+        return self._slot_of[layer].get(expert)
+
+    def use(self, layer: int, expert: int) -> None:
+        """Record that a resident expert is used in this step."""
+        slot = self._slot_of[layer][expert]
+        self._last_use[slot] = self._now
+        self._push(slot, self._count_use(layer, expert))
+
+    def place(self, layer: int, expert: int) -> Placement | None:
+        """Give a missing expert a slot and count a use. None when every slot is pinned or kept by a floor."""
+        assert expert not in self._slot_of[layer], f"expert {expert} of layer {layer} is resident already"
+        evicted: Key | None = None
+        if self._free:
+            slot = self._free.pop()
+        else:
+            victim = self._victim(layer)
+            if victim is None:
+                return None
+            slot = victim
+            evicted = self._owner[slot]
+            assert evicted is not None
+            del self._slot_of[evicted[0]][evicted[1]]
+        self._owner[slot] = (layer, expert)
+        self._slot_of[layer][expert] = slot
+        self.use(layer, expert)
+        return Placement(slot, evicted)
+
+    def pin(self, slot: int) -> None:
+        self._pins[slot] += 1
+
+    def unpin(self, slot: int) -> None:
+        assert self._pins[slot] > 0, f"slot {slot} is not pinned"
+        self._pins[slot] -= 1
+
+    def frequency(self, layer: int, expert: int) -> int:
+        """Uses so far in units of ONE, halved for every HALF_LIFE steps since each."""
+        value, step = self._frequency.get((layer, expert), (0, self._now))
+        return value >> ((self._now - step) // HALF_LIFE)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when table, owners and free list disagree."""
+        for layer, table in enumerate(self._slot_of):
+            for expert, slot in table.items():
+                assert self._owner[slot] == (layer, expert), (
+                    f"slot {slot}: {self._owner[slot]=} {layer=} {expert=}"
+                )
+        held = sum(len(table) for table in self._slot_of)
+        free = set(self._free)
+        assert len(free) == len(self._free), "a slot is free twice"
+        assert held + len(free) == self.slots, f"{held=} free={len(free)} {self.slots=}"
+        assert all(self._pins[slot] == 0 for slot in free), "a free slot is pinned"
+
+    def _victim(self, layer: int) -> int | None:
+        """Pop the best victim that is neither pinned nor kept for its layer; put the skipped ones back."""
+        skipped: list[tuple[int, int, int]] = []
+        found: int | None = None
+        while self._heap and found is None:
+            entry = heapq.heappop(self._heap)
+            slot = entry[2]
+            if entry != self._entry(slot):
+                continue
+            if self._may_evict(slot, layer):
+                found = slot
+            else:
+                skipped.append(entry)
+        for entry in skipped:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def _may_evict(self, slot: int, layer: int) -> bool:
+        owner = self._owner[slot]
+        if owner is None or self._pins[slot]:
+            return False
+        return owner[0] == layer or len(self._slot_of[owner[0]]) > self.floor
+
+    def _entry(self, slot: int) -> tuple[int, int, int] | None:
+        owner = self._owner[slot]
+        if owner is None:
+            return None
+        return self._last_use[slot], self._frequency[owner][0], slot
+
+    def _count_use(self, layer: int, expert: int) -> int:
+        value = self.frequency(layer, expert) + ONE
+        self._frequency[layer, expert] = (value, self._now)
+        return value
+
+    def _push(self, slot: int, frequency: int) -> None:
+        heapq.heappush(self._heap, (self._last_use[slot], frequency, slot))
+        if len(self._heap) > 8 * self.slots + 64:
+            live = [self._entry(slot) for slot in range(self.slots)]
+            self._heap = [entry for entry in live if entry is not None]
+            heapq.heapify(self._heap)

@@ -1,0 +1,129 @@
+"""The decoder that all families share: embedding, blocks of mixer and MLP, final norm, output projection.
+
+A family differs only in its ModelConfig. Knows pools and layers, no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from ftagent.engine.context.pages import KvStorage
+from ftagent.engine.context.recurrent import StatePool
+from ftagent.engine.experts.pool import ExpertPool
+from ftagent.engine.kernels.linear import vector_products
+from ftagent.engine.models.batch import Batch, make_batch
+from ftagent.engine.models.config import ModelConfig
+from ftagent.engine.models.gated_delta_net import GatedDeltaNet
+from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope, norm_weight
+from ftagent.engine.weights.source import Source
+
+if TYPE_CHECKING:
+    from ftagent.engine.runner import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer: norm, mixer, add; norm, MLP, add."""
+
+    mixer_norm: RmsNorm
+    mixer: Attention | GatedDeltaNet
+    mlp_norm: RmsNorm
+    mlp: Mlp | Moe
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Everything but the routed experts."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    blocks: tuple[Block, ...]
+    norm: RmsNorm
+    head: torch.Tensor  # [vocab, hidden]; the embedding itself when tied
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The memory a decoder works on."""
+
+    kv: KvStorage
+    states: StatePool
+    experts: ExpertPool | None
+
+
+def build_weights(config: ModelConfig, source: Source) -> Weights:
+    """Take all dense tensors of the model from `source`."""
+    embedding = source.dense("embed_tokens.weight", config.vocab, config.hidden)
+    return Weights(
+        embedding=embedding,
+        blocks=tuple(_block(config, source, layer) for layer in range(len(config.layers))),
+        norm=_norm(config, source, "norm.weight"),
+        head=embedding if config.tied else source.head(config.vocab, config.hidden),
+    )
+
+
+def _norm(config: ModelConfig, source: Source, name: str) -> RmsNorm:
+    return RmsNorm(norm_weight(source, name, config.hidden, config.centred_norm), config.eps)
+
+
+def _block(config: ModelConfig, source: Source, layer: int) -> Block:
+    prefix = f"layers.{layer}."
+    kind = config.layers[layer]
+    ordinal = config.layers[:layer].count(kind)  # index of the layer among its kind: its place in the pool
+    mixer: Attention | GatedDeltaNet
+    if kind == "linear_attention":
+        assert config.linear is not None, "a family with linear layers gives their shape"
+        mixer = GatedDeltaNet(config.linear, config, source, prefix + "linear_attn.", ordinal)
+    else:
+        mixer = Attention(config, source, prefix + "self_attn.", ordinal)
+    mlp: Mlp | Moe
+    if layer in config.dense_layers:
+        mlp = Mlp(source, prefix + "mlp.", config.hidden, config.dense_intermediate)
+    else:
+        mlp = Moe(config, source, prefix + "mlp.", config.moe_layers.index(layer))
+    return Block(
+        mixer_norm=_norm(config, source, prefix + "input_layernorm.weight"),
+        mixer=mixer,
+        mlp_norm=_norm(config, source, prefix + "post_attention_layernorm.weight"),
+        mlp=mlp,
+    )
+
+
+class Decoder:
+    """Weights and pools together; `forward` runs one step."""
+
+    def __init__(self, weights: Weights, rope: Rope, pools: Pools) -> None:
+        self._weights = weights
+        self._rope = rope
+        self._pools = pools
+        self._device = weights.embedding.device
+
+    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Logits float32 [wanted chunks, vocab]; advances KV pages and state slots."""
+        batch = make_batch(chunks, self._device)
+        turn = self._rope.at(batch.positions)
+        x = F.embedding(batch.tokens, self._weights.embedding)
+        for block in self._weights.blocks:
+            x = x + self._mix(block, block.mixer_norm(x), batch, turn)
+            x = x + self._feed(block, block.mlp_norm(x), batch)
+        if not batch.wanted:
+            return torch.empty(0, self._weights.head.shape[0])
+        last = self._weights.norm(x[list(batch.wanted)])
+        return vector_products(last, self._weights.head).float()
+
+    def _mix(
+        self, block: Block, x: torch.Tensor, batch: Batch, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        if isinstance(block.mixer, GatedDeltaNet):
+            return block.mixer(x, batch, self._pools.states)
+        return block.mixer(x, batch, self._pools.kv, self._rope, turn)
+
+    def _feed(self, block: Block, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if isinstance(block.mlp, Moe):
+            assert self._pools.experts is not None, "a model with MoE layers has an expert pool"
+            return block.mlp(x, batch, self._pools.experts)
+        return block.mlp(x, batch)

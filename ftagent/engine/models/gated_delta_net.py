@@ -1,0 +1,108 @@
+"""The gated delta net layer of Qwen3.5 and its like: causal convolution, gated delta rule, gated norm.
+
+State lives in a `StatePool` slot: the last inputs of the convolution and the matrix of the delta rule, float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ftagent.engine.context.recurrent import StatePool, StateShape
+from ftagent.engine.kernels.delta_rule import DeltaInputs, chunked, recurrent_step, unit_length
+from ftagent.engine.kernels.linear import project
+from ftagent.engine.models.batch import Batch
+from ftagent.engine.models.config import LinearShape, ModelConfig
+from ftagent.engine.models.layers import RmsNorm
+from ftagent.engine.weights.source import Source
+
+
+def state_shape(config: ModelConfig) -> StateShape:
+    """What one slot of the state pool holds for this model; empty without linear layers."""
+    linear = config.linear
+    if linear is None:
+        return StateShape()
+    layers = config.layers.count("linear_attention")
+    heads, key_dim, value_dim = linear.value_heads, linear.key_dim, linear.value_dim
+    return StateShape(layers, linear.kernel - 1, linear.channels, heads, key_dim, value_dim)
+
+
+class GatedDeltaNet:
+    """One linear-attention layer; `state_layer` is its index among the linear layers."""
+
+    def __init__(
+        self, shape: LinearShape, config: ModelConfig, source: Source, prefix: str, state_layer: int
+    ) -> None:
+        hidden, channels, heads = config.hidden, shape.channels, shape.value_heads
+        self._shape = shape
+        self._state_layer = state_layer
+        sizes = (("qkv", channels), ("z", shape.values), ("b", heads), ("a", heads))
+        self._sizes = [size for _, size in sizes]
+        self._in = torch.cat(
+            [source.dense(f"{prefix}in_proj_{part}.weight", size, hidden) for part, size in sizes]
+        )
+        convolution = source.dense(prefix + "conv1d.weight", channels, 1, shape.kernel, dtype=torch.float32)
+        self._taps = convolution.squeeze(1).t().contiguous().unbind(0)  # kernel x [channels], oldest first
+        self._rate = -source.dense(prefix + "A_log", heads, dtype=torch.float32).exp()
+        self._bias = source.dense(prefix + "dt_bias", heads, dtype=torch.float32)
+        self._norm = RmsNorm(
+            source.dense(prefix + "norm.weight", shape.value_dim, dtype=torch.float32), config.eps
+        )
+        self._out = source.dense(prefix + "out_proj.weight", hidden, shape.values)
+
+    def __call__(self, x: torch.Tensor, batch: Batch, states: StatePool) -> torch.Tensor:
+        shape, rows = self._shape, len(x)
+        flat = project(x, self._in, batch.decode).float()
+        mixed, z, b, a = torch.split(flat, self._sizes, dim=-1)
+        mixed = F.silu(self._convolve(mixed, batch, states.conv[self._state_layer]))
+        query_key = unit_length(mixed[:, : 2 * shape.keys].view(rows, 2 * shape.key_heads, shape.key_dim))
+        query_key = query_key.view(rows, 2, shape.key_heads, shape.key_dim)
+        if shape.value_heads != shape.key_heads:
+            query_key = query_key.repeat_interleave(shape.value_heads // shape.key_heads, dim=2)
+        query, key = query_key[:, 0] * shape.key_dim**-0.5, query_key[:, 1]
+        value = mixed[:, 2 * shape.keys :].view(rows, shape.value_heads, shape.value_dim)
+        beta = torch.sigmoid(b)
+        decay = self._rate * F.softplus(a + self._bias)
+        out = self._mix(DeltaInputs(query, key, value, decay, beta), batch, states.recurrent[self._state_layer])
+        normed = self._norm.float32(out) * F.silu(z.view_as(out))
+        return project(normed.view(rows, -1).to(x.dtype), self._out, batch.decode)
+
+    def _convolve(self, x: torch.Tensor, batch: Batch, conv: torch.Tensor) -> torch.Tensor:
+        """Causal depthwise convolution of x [rows, channels] with the state conv [slots, kernel - 1, channels]."""
+        out = torch.empty_like(x)
+        kept = self._shape.kernel - 1
+        if batch.decode:
+            slots = torch.tensor(batch.decode_slots)
+            window = torch.cat((conv[slots], x[: batch.decode].unsqueeze(1)), dim=1)
+            conv[slots] = window[:, 1:]
+            out[: batch.decode] = self._taps_sum([window[:, tap] for tap in range(kept + 1)])
+        for span in batch.spans:
+            window = torch.cat((conv[span.slot], x[span.begin : span.end]))
+            count = span.end - span.begin
+            conv[span.slot] = window[count:]
+            out[span.begin : span.end] = self._taps_sum(
+                [window[tap : tap + count] for tap in range(kept + 1)]
+            )
+        return out
+
+    def _taps_sum(self, shifted: list[torch.Tensor]) -> torch.Tensor:
+        total = shifted[0] * self._taps[0]
+        for x, tap in zip(shifted[1:], self._taps[1:], strict=True):
+            total.addcmul_(x, tap)
+        return total
+
+    def _mix(self, inputs: DeltaInputs, batch: Batch, recurrent: torch.Tensor) -> torch.Tensor:
+        """Run the delta rule on all rows, advancing the slots of their requests: [rows, heads, dv]."""
+        out = torch.empty_like(inputs.value)
+        decode = batch.decode
+        if decode == 1:
+            slot = batch.decode_slots[0]
+            out[:1] = recurrent_step(inputs.rows(0, 1), recurrent[slot : slot + 1])
+        elif decode:
+            slots = torch.tensor(batch.decode_slots)
+            states = recurrent[slots]
+            out[:decode] = recurrent_step(inputs.rows(0, decode), states)
+            recurrent[slots] = states
+        for span in batch.spans:
+            out[span.begin : span.end] = chunked(inputs.rows(span.begin, span.end), recurrent[span.slot])
+        return out

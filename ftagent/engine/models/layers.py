@@ -1,0 +1,179 @@
+"""Layers that families share: norms, rotary embedding, attention over pages, plain and routed MLPs.
+
+Each layer takes its tensors from a `Source` and fuses projections of the same input at load. x is [rows, hidden]. Norms and
+softmax run in float32, products in the compute dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ftagent.engine.context.pages import KvStorage
+from ftagent.engine.experts.pool import ExpertPool
+from ftagent.engine.kernels.attention import attend_all, attend_causal, join
+from ftagent.engine.kernels.experts import gated
+from ftagent.engine.kernels.linear import project
+from ftagent.engine.models.batch import Batch
+from ftagent.engine.models.config import ModelConfig
+from ftagent.engine.weights.source import Source
+
+
+def norm_weight(source: Source, name: str, size: int, centred: bool) -> torch.Tensor:
+    """float32 [size]; a zero-centred norm multiplies by 1 + the stored weight."""
+    weight = source.dense(name, size, dtype=torch.float32)
+    return weight + 1 if centred else weight
+
+
+class RmsNorm:
+    """x / sqrt(mean x^2 + eps) * weight over the last dimension, in float32, returned in the dtype of x."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self._weight = weight
+        self._size = (weight.shape[-1],)
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.float32(x).to(x.dtype)
+
+    def float32(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, left in float32. A weight of more than one dimension multiplies after the norm."""
+        return F.rms_norm(x.float(), self._size, None, self._eps) * self._weight
+
+
+class Rope:
+    """Rotary embedding of the first `size` dimensions of a head, half-split (Su et al., arXiv 2104.09864).
+
+    Tables are made for `context` positions: cos, and sin with the sign of the rotation, [context, size] float32.
+    """
+
+    def __init__(self, size: int, theta: float, context: int, device: torch.device) -> None:
+        self._size = size
+        frequency = 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
+        angle = torch.arange(context, dtype=torch.float32).unsqueeze(1) * frequency
+        cos, sin = angle.cos(), angle.sin()
+        self._cos = torch.cat((cos, cos), dim=-1).to(device)
+        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin for rows at `positions`: [rows, 1, size] each."""
+        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Rotate x [rows, heads, head_dim] float32 in place."""
+        turned = x[..., : self._size]
+        swapped = torch.roll(turned, self._size // 2, dims=-1)
+        turned.mul_(cos).addcmul_(swapped, sin)
+
+
+class Attention:
+    """Grouped-query attention with per-head norms of queries and keys; optionally gated by a sigmoid."""
+
+    def __init__(self, config: ModelConfig, source: Source, prefix: str, kv_layer: int) -> None:
+        heads, kv_heads, head_dim, hidden = config.heads, config.kv_heads, config.head_dim, config.hidden
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._kv_layer = kv_layer
+        self._scale = head_dim**-0.5
+        self._gated = config.gated_attention
+        key = source.dense(prefix + "k_proj.weight", kv_heads * head_dim, hidden)
+        value = source.dense(prefix + "v_proj.weight", kv_heads * head_dim, hidden)
+        if self._gated:
+            # Stored per head: head_dim rows of query, then head_dim rows of gate.
+            both = source.dense(prefix + "q_proj.weight", heads * head_dim * 2, hidden)
+            query, gate = both.view(heads, 2, head_dim * hidden).unbind(1)
+            pieces = [query.reshape(-1, hidden), key, value, gate.reshape(-1, hidden)]
+        else:
+            pieces = [source.dense(prefix + "q_proj.weight", heads * head_dim, hidden), key, value]
+        self._in = torch.cat(pieces)  # q | k | v | gate
+        self._out = source.dense(prefix + "o_proj.weight", hidden, heads * head_dim)
+        query_norm = norm_weight(source, prefix + "q_norm.weight", head_dim, config.centred_norm)
+        key_norm = norm_weight(source, prefix + "k_norm.weight", head_dim, config.centred_norm)
+        by_head = torch.cat((query_norm.expand(heads, -1), key_norm.expand(kv_heads, -1)))
+        self._norm = RmsNorm(by_head, config.eps)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        batch: Batch,
+        kv: KvStorage,
+        rope: Rope,
+        turn: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        rows, heads, kv_heads, head_dim = len(x), self._heads, self._kv_heads, self._head_dim
+        flat = project(x, self._in, batch.decode)
+        width = (heads + 2 * kv_heads) * head_dim
+        per_head = flat[:, :width].view(rows, -1, head_dim)
+        query_key = self._norm.float32(per_head[:, : heads + kv_heads])
+        rope.rotate(query_key, *turn)
+        query_key = query_key.to(x.dtype)
+        query = query_key[:, :heads]
+        keys_values = torch.cat((query_key[:, heads:], per_head[:, heads + kv_heads :]), dim=1).transpose(
+            0, 1
+        )
+        kv.write(self._kv_layer, batch.places, keys_values)
+        out = self._attend(query, keys_values, batch, kv).view(rows, -1)
+        if self._gated:
+            out = out * torch.sigmoid(flat[:, width:])
+        return project(out, self._out, batch.decode)
+
+    def _attend(
+        self, query: torch.Tensor, keys_values: torch.Tensor, batch: Batch, kv: KvStorage
+    ) -> torch.Tensor:
+        """query [rows, heads, d], keys_values [2 * kv_heads, rows, d] to [rows, heads, d]."""
+        out = torch.empty_like(query)
+        for row, segments in enumerate(batch.decode_pasts):
+            one = query[row].unsqueeze(1)
+            parts = [attend_all(one, *kv.read(self._kv_layer, runs), self._scale) for runs in segments]
+            out[row] = join(parts).squeeze(1)
+        for span in batch.spans:
+            rows = slice(span.begin, span.end)
+            own = query[rows].transpose(0, 1)
+            key, value = keys_values[: self._kv_heads, rows], keys_values[self._kv_heads :, rows]
+            parts = [attend_causal(own, key, value, self._scale)]
+            if span.past:
+                parts.append(attend_all(own, *kv.read(self._kv_layer, span.past), self._scale))
+            out[rows] = join(parts).transpose(0, 1)
+        return out
+
+
+class Mlp:
+    """A plain SwiGLU MLP."""
+
+    def __init__(self, source: Source, prefix: str, hidden: int, inner: int) -> None:
+        self._gate_up = torch.cat(
+            [source.dense(prefix + f"{part}_proj.weight", inner, hidden) for part in ("gate", "up")]
+        )
+        self._down = source.dense(prefix + "down_proj.weight", hidden, inner)
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return project(gated(project(x, self._gate_up, batch.decode)), self._down, batch.decode)
+
+
+class Moe:
+    """A router, the routed experts of one layer, and a shared expert behind a sigmoid gate where the family has one."""
+
+    def __init__(self, config: ModelConfig, source: Source, prefix: str, moe_layer: int) -> None:
+        hidden, inner = config.hidden, config.shared_intermediate
+        self._experts, self._per_token = config.experts, config.experts_per_token
+        self._renormalise = config.renormalise
+        self._moe_layer = moe_layer
+        self._shared = inner
+        pieces = [source.dense(prefix + "gate.weight", config.experts, hidden)]
+        if inner:
+            shared = prefix + "shared_expert."
+            pieces += [source.dense(shared + f"{part}_proj.weight", inner, hidden) for part in ("gate", "up")]
+            pieces.append(source.dense(prefix + "shared_expert_gate.weight", 1, hidden))
+            self._down = source.dense(shared + "down_proj.weight", hidden, inner)
+        self._in = torch.cat(pieces)  # router | shared gate | shared up | gate of the shared expert
+
+    def __call__(self, x: torch.Tensor, batch: Batch, pool: ExpertPool) -> torch.Tensor:
+        flat = project(x, self._in, batch.decode)
+        scores = torch.softmax(flat[:, : self._experts].float(), dim=-1)
+        weights, chosen = torch.topk(scores, self._per_token, dim=-1)
+        if self._renormalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = pool.forward(self._moe_layer, x, chosen, weights.to(x.dtype), batch.decode)
+        if self._shared:
+            inner = gated(flat[:, self._experts : self._experts + 2 * self._shared])
+            out = out.addcmul_(project(inner, self._down, batch.decode), torch.sigmoid(flat[:, -1:]))
+        return out

@@ -1,0 +1,182 @@
+"""A Hugging Face checkpoint directory, checked from its headers before anything is mapped, then read by mmap.
+
+Format: https://github.com/huggingface/safetensors (eight bytes header length, JSON header, data). Only files in the
+directory itself count; copies of shards in sub-folders are ignored. Knows no model and no tensor's meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ftagent.errors import LoadFailed
+
+INDEX_NAME = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class TensorEntry(NamedTuple):
+    """Where a tensor lies: bytes [begin, end) of `file`, counted from the start of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Checkpoint:
+    """All tensors of a directory by name. Files are mapped when the first of their tensors is read."""
+
+    def __init__(self, directory: Path, entries: Mapping[str, TensorEntry]) -> None:
+        self.directory = directory
+        self.entries = entries
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The stored dtype. Raises LoadFailed for one that is not read here."""
+        entry = self.entries[name]
+        if entry.dtype not in DTYPES:
+            raise LoadFailed(f"{entry.file}: tensor {name} has dtype {entry.dtype}, which is not supported")
+        return DTYPES[entry.dtype]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor in its stored dtype. Shares memory with the file's private mapping: do not write to it."""
+        entry = self.entries[name]
+        dtype = self.dtype(name)
+        if entry.begin == entry.end:
+            return torch.empty(entry.shape, dtype=dtype)
+        raw = torch.frombuffer(self._map(entry.file), dtype=torch.uint8)[entry.begin : entry.end]
+        if entry.begin % dtype.itemsize:  # legal in the format, but not a valid address for this dtype
+            raw = raw.clone()
+        return raw.view(dtype).view(entry.shape)
+
+    def _map(self, file: Path) -> mmap.mmap:
+        if file not in self._maps:
+            with file.open("rb") as opened:
+                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._maps[file]
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Read and check all headers of `directory`. No tensor data is read or mapped.
+
+    Raises LoadFailed naming the file (and the missing bytes) for a missing or damaged index, shard or header.
+    """
+    index = directory / INDEX_NAME
+    if index.is_file():
+        return Checkpoint(directory, _entries_of_index(directory, index))
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise LoadFailed(f"{directory}: no *.safetensors file and no {INDEX_NAME}; give a model directory")
+    entries: dict[str, TensorEntry] = {}
+    for file in files:
+        for name, entry in read_header(file).items():
+            if name in entries:
+                raise LoadFailed(
+                    f"{file}: tensor {name} is also in {entries[name].file.name}; remove one file"
+                )
+            entries[name] = entry
+    return Checkpoint(directory, entries)
+
+
+def _entries_of_index(directory: Path, index: Path) -> dict[str, TensorEntry]:
+    parsed = _parse_object(index, index.read_bytes())
+    weight_map = parsed.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
+        raise LoadFailed(f"{index}: no usable weight_map; download the file again")
+    headers: dict[str, dict[str, TensorEntry]] = {}
+    for shard in sorted(set(weight_map.values())):
+        file = directory / shard
+        if Path(shard).name != shard:
+            raise LoadFailed(f"{index}: names {shard!r}, which is not a plain file name")
+        if not file.is_file():
+            raise LoadFailed(f"{file}: shard is missing (named by {INDEX_NAME}); download it again")
+        headers[shard] = read_header(file)
+    entries: dict[str, TensorEntry] = {}
+    for name, shard in weight_map.items():
+        if name not in headers[shard]:
+            raise LoadFailed(f"{directory / shard}: tensor {name} is missing (named by {INDEX_NAME})")
+        entries[name] = headers[shard][name]
+    return entries
+
+
+def read_header(file: Path) -> dict[str, TensorEntry]:
+    """Tensor entries of one safetensors file. Raises LoadFailed naming the file and what is wrong with it."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        if len(start) < 8:
+            raise LoadFailed(
+                f"{file}: {8 - len(start)} bytes missing from the header length; download it again"
+            )
+        (length,) = struct.unpack("<Q", start)
+        if length == 0:
+            raise LoadFailed(f"{file}: header length is zero; download the file again")
+        if length > size - 8:
+            raise LoadFailed(
+                f"{file}: header of {length} bytes reaches beyond the file: "
+                f"{length - (size - 8)} bytes missing; download it again"
+            )
+        if length > MAX_HEADER_BYTES:
+            raise LoadFailed(f"{file}: header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
+        header = _parse_object(file, opened.read(length))
+    data = 8 + length
+    entries = {
+        name: _entry(file, name, value, data) for name, value in header.items() if name != "__metadata__"
+    }
+    last = max((entry.end for entry in entries.values()), default=data)
+    if last > size:
+        raise LoadFailed(f"{file}: cut short, {last - size} bytes missing; download it again")
+    return entries
+
+
+def _entry(file: Path, name: str, value: Any, data: int) -> TensorEntry:
+    """Check one header item {"dtype", "shape", "data_offsets"}; offsets count from `data`."""
+    try:
+        dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+    except (TypeError, KeyError, ValueError) as error:
+        raise LoadFailed(f"{file}: header item {name} is damaged; download the file again") from error
+    whole = all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end))
+    if not whole or not isinstance(dtype, str) or begin > end:
+        raise LoadFailed(f"{file}: header item {name} is damaged; download the file again")
+    if dtype in DTYPES and end - begin != prod(shape) * DTYPES[dtype].itemsize:
+        need = prod(shape) * DTYPES[dtype].itemsize
+        raise LoadFailed(f"{file}: tensor {name} {list(shape)} {dtype} needs {need} bytes, has {end - begin}")
+    return TensorEntry(file, dtype, shape, data + begin, data + end)
+
+
+def _parse_object(file: Path, text: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise LoadFailed(f"{file}: not valid JSON ({error}); download the file again") from error
+    if not isinstance(parsed, dict):
+        raise LoadFailed(f"{file}: not a JSON object; download the file again")
+    return parsed

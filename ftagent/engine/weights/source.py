@@ -1,0 +1,133 @@
+"""Tensors of a checkpoint under the names a model file uses: prefix, dtype and scales settled in one place.
+
+A model is built twice from the same code: first from a `Checker`, whose tensors have no data and which collects
+every missing or misshapen tensor from the headers alone, then from a `Reader`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ftagent.engine.weights.formats import BLOCK, FP8, PLAIN_DTYPES, dequantise, scale_shape
+from ftagent.engine.weights.safetensors import Checkpoint
+from ftagent.errors import LoadFailed
+
+PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+
+
+class Source(Protocol):
+    """What a model is built from. `name` is below the prefix: "layers.0.mlp.gate.weight"."""
+
+    def dense(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensor, dequantised, contiguous, in `dtype` (default: the compute dtype)."""
+        ...
+
+    def head(self, *shape: int) -> torch.Tensor:
+        """The output projection, which lies outside the prefix."""
+        ...
+
+
+def find_prefix(checkpoint: Checkpoint) -> str:
+    """The prefix of the text model's tensors. Raises LoadFailed when there is no embedding under any known one."""
+    for prefix in PREFIXES:
+        if prefix + "embed_tokens.weight" in checkpoint:
+            return prefix
+    raise LoadFailed(
+        f"{checkpoint.directory}: no tensor {PREFIXES[-1]}embed_tokens.weight; not a text model checkpoint"
+    )
+
+
+def scale_name(name: str) -> str:
+    """ "x.weight" -> "x.weight_scale_inv"; a stacked "x.gate_up_proj" -> "x.gate_up_proj_scale_inv"."""
+    return name + "_scale_inv"
+
+
+class Checker:
+    """Collects `problems`; gives tensors on the meta device."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype) -> None:
+        self._checkpoint = checkpoint
+        self._prefix = prefix
+        self._dtype = dtype
+        self.missing: list[str] = []
+        self.problems: list[str] = []
+
+    def dense(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        self.expect(self._prefix + name, shape)
+        return torch.empty(shape, dtype=dtype or self._dtype, device="meta")
+
+    def head(self, *shape: int) -> torch.Tensor:
+        self.expect(_head_name(self._checkpoint), shape)
+        return torch.empty(shape, dtype=self._dtype, device="meta")
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Note a problem unless `name` is there with `shape`, a readable dtype, and scales if it is FP8."""
+        entry = self._checkpoint.entries.get(name)
+        if entry is None:
+            self.missing.append(name)
+            return
+        if entry.shape != shape:
+            self.problems.append(
+                f"{entry.file.name}: tensor {name} has shape {list(entry.shape)}, config.json says {list(shape)}"
+            )
+        elif self._checkpoint.dtype(name) == FP8 and len(shape) >= 2:
+            self._expect_scales(scale_name(name), (*shape[:-2], *scale_shape(*shape[-2:])))
+        elif self._checkpoint.dtype(name) not in (*PLAIN_DTYPES, FP8):
+            self.problems.append(
+                f"{entry.file.name}: tensor {name} has dtype {entry.dtype}, which is not supported"
+            )
+
+    def _expect_scales(self, name: str, shape: tuple[int, ...]) -> None:
+        entry = self._checkpoint.entries.get(name)
+        if entry is None:
+            self.missing.append(name)
+        elif entry.shape != shape:
+            self.problems.append(
+                f"{entry.file.name}: scales {name} have shape {list(entry.shape)}, {BLOCK} x {BLOCK} blocks need "
+                f"{list(shape)}"
+            )
+        elif not self._checkpoint.dtype(name).is_floating_point:
+            self.problems.append(f"{entry.file.name}: scales {name} have dtype {entry.dtype}, not a float")
+
+    def finish(self) -> None:
+        """Raise LoadFailed with the first problem and how many more there are."""
+        found = list(self.problems)
+        if self.missing:
+            more = f" and {len(self.missing) - 3} more" if len(self.missing) > 3 else ""
+            found.insert(0, f"tensors missing: {', '.join(self.missing[:3])}{more}")
+        if found:
+            rest = f" ({len(found) - 1} more problems)" if len(found) > 1 else ""
+            raise LoadFailed(f"{self._checkpoint.directory}: {found[0]}{rest}")
+
+
+class Reader:
+    """Reads what a `Checker` has passed."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._prefix = prefix
+        self._dtype = dtype
+        self._device = device or torch.device("cpu")
+
+    def dense(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._read(self._prefix + name, shape, dtype or self._dtype)
+
+    def head(self, *shape: int) -> torch.Tensor:
+        return self._read(_head_name(self._checkpoint), shape, self._dtype)
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        stored = self._checkpoint.tensor(name)
+        assert stored.shape == shape, f"{name}: {tuple(stored.shape)} passed the check as {shape}"
+        scales = self._checkpoint.tensor(scale_name(name)) if stored.dtype == FP8 else None
+        plain = dequantise(stored, scales, dtype)
+        # A tensor that needed no conversion still lies in the file's mapping.
+        return plain.clone() if plain.data_ptr() == stored.data_ptr() else plain.to(self._device)
+
+
+def _head_name(checkpoint: Checkpoint) -> str:
+    return next((name for name in HEADS if name in checkpoint), HEADS[0])

@@ -1,0 +1,67 @@
+"""Small random models made and computed by transformers: the oracle of the model tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+SMALL = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "moe_intermediate_size": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "shared_expert_intermediate_size": 20,
+}
+FAMILIES = {
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", SMALL),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**SMALL, **LINEAR}),
+}
+
+
+class Oracle:
+    """A random transformers model, saved to `directory`."""
+
+    def __init__(self, family: str, directory: Path, seed: int, changes: Mapping[str, Any]) -> None:
+        config_name, model_name, base = FAMILIES[family]
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        config = getattr(transformers, config_name)(**{**base, **changes})
+        config._attn_implementation = "eager"
+        config._experts_implementation = "eager"
+        self.model: Any = getattr(transformers, model_name)(config).eval().float()
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if "norm" in name or "dt_bias" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        self.model.save_pretrained(directory)
+        self.directory = directory
+        self.vocab = int(config.vocab_size)
+
+    def tokens(self, count: int, seed: int = 0) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        drawn: list[int] = torch.randint(0, self.vocab, (count,), generator=generator).tolist()
+        return drawn
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """float32 [tokens, vocab], in one pass without a cache."""
+        with torch.inference_mode():
+            found: torch.Tensor = self.model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+        return found

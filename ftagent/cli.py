@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -67,7 +68,11 @@ def cli(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. Exit codes as in `EPILOG` and `ftagent.errors`."""
     try:
-        code = cli.main(arguments, prog_name="ftagent", standalone_mode=False)
+        # Not cli.main(): that turns a broken pipe into exit code 1.
+        with cli.make_context("ftagent", list(sys.argv[1:] if arguments is None else arguments)) as context:
+            code = cli.invoke(context)
+    except click.exceptions.Exit as error:  # --help and --version
+        sys.exit(error.exit_code)
     except click.UsageError as error:
         hint = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
         _fail(error.format_message().rstrip(".") + hint, 2)
@@ -76,22 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except FtError as error:
         _fail(str(error), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):
-        _leave(130)
+        sys.exit(130)
     except BrokenPipeError:
         # The reader of stdout has gone, as `| head` does: nothing left to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _leave(141)
+        sys.exit(141)
     except Exception as error:  # noqa: BLE001  # the last line of defence: a defect must not print a traceback
         _fail(f"internal error: {type(error).__name__}: {error}; --debug shows where", 1, error)
-    _leave(code if isinstance(code, int) else 0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, code: int, error: BaseException | None = None) -> NoReturn:
     if error is not None and os.environ.get("FTAGENT_DEBUG"):
-        raise error
+        traceback.print_exception(error)
     click.echo("ftagent: " + " ".join(message.split()), err=True)
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
     sys.exit(code)

@@ -55,7 +55,6 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    eos_ids: frozenset[int] = frozenset()
 
     @classmethod
     def from_directory(cls, directory: Path) -> SamplingDefaults:
@@ -68,14 +67,11 @@ class SamplingDefaults:
             return cls()
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            eos = found.get("eos_token_id")
-            eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
             return cls(
                 temperature=0.0 if found.get("do_sample") is False else _number(found, "temperature", 1.0),
                 top_p=_number(found, "top_p", 1.0),
                 top_k=int(_number(found, "top_k", 0)),
                 min_p=_number(found, "min_p", 0.0),
-                eos_ids=frozenset(int(token) for token in eos),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise LoadFailed(f"{path}: {error}; repair or delete this file") from error
@@ -131,17 +127,16 @@ class Sampler:
 
         Raises EngineError when the row holds NaN or when the constraint leaves no token.
         """
-        peak = float(row.max())
-        if peak != peak:
-            raise EngineError("the model computed NaN; the weights or the device are faulty")
+        if not math.isfinite(row.max()):  # NaN anywhere makes the maximum NaN
+            raise EngineError("the model computed NaN or infinity; the weights or the device are faulty")
         raw = row.copy() if self._top_logprobs is not None else None
         if constraint is not None:
             constraint.apply(row)
+            if row.max() == -np.inf:
+                raise EngineError("the grammar of this request allows no token here")
         if self._penalties is not None:
             self._penalties.apply(row)
         token = int(row.argmax()) if self._temperature < GREEDY_BELOW else self._draw(row)
-        if row[token] == -np.inf:
-            raise EngineError("the grammar of this request allows no token here")
         if self._penalties is not None:
             self._penalties.count(token)
         return Choice(token) if raw is None else self._with_logprobs(token, raw)
@@ -150,7 +145,8 @@ class Sampler:
         ids, weights = nucleus(row / np.float32(self._temperature), self._top_k, self._top_p, self._min_p)
         sums = weights.cumsum()
         place = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
-        place = min(place, len(sums) - 1)  # a product that rounds up to the very end
+        if place == len(sums):  # the product was rounded up to the very end
+            place = int(weights.argmax())
         return int(place if ids is None else ids[place])
 
     def _with_logprobs(self, token: int, raw: Row) -> Choice:

@@ -194,6 +194,10 @@ class Scheduler:
         self._pages.check_integrity()
         self._states.check_integrity()
 
+    def used_pages(self) -> int:
+        """Pages that running requests hold, shared ones counted once."""
+        return len(self._held())
+
     def _starts_at_once(self) -> bool:
         return not self.waiting and len(self.running) < self._max_running
 

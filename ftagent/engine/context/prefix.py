@@ -23,11 +23,9 @@ NEAR = 16  # tokens
 class Pages(Protocol):
     """What is needed of a KV page pool (`context.pages.PagePool`)."""
 
-    @property
-    def page_size(self) -> int: ...
-
-    @property
-    def total(self) -> int: ...
+    page_size: int
+    total: int
+    page_bytes: int
 
     @property
     def free_count(self) -> int: ...
@@ -44,8 +42,8 @@ class Pages(Protocol):
 class States(Protocol):
     """What is needed of a pool of recurrent states (`context.recurrent.StatePool`)."""
 
-    @property
-    def total(self) -> int: ...
+    total: int
+    slot_bytes: int
 
     @property
     def free_count(self) -> int: ...

@@ -1,0 +1,109 @@
+"""The engine's face: start, generate, count tokens, stats, close. Implements `api.Engine` in this process.
+
+Bridges any number of asyncio loops to the one worker thread. Knows no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from ftagent.conversation import Conversation
+from ftagent.engine.api import GenerateRequest, Health, ModelInfo
+from ftagent.engine.context.prefix import PrefixCache
+from ftagent.engine.meters import aged
+from ftagent.engine.options import EngineOptions
+from ftagent.engine.prepare import Preparer
+from ftagent.engine.scheduler import Scheduler
+from ftagent.engine.stats import Snapshot
+from ftagent.engine.task import Outbox
+from ftagent.engine.worker import Steps, Worker
+from ftagent.errors import FtError
+from ftagent.events import Event, Failed, Finished
+
+# States kept to resume at: as many as ANCHOR_BYTES holds, within these bounds.
+ANCHOR_BYTES = 1 << 30
+FEWEST_ANCHORS, MOST_ANCHORS = 4, 64
+
+
+class LocalEngine:
+    """A model that runs in this process. `scheduler` may be watched in tests; only the worker uses it."""
+
+    def __init__(self, runner: Steps, preparer: Preparer, options: EngineOptions) -> None:
+        self._preparer = preparer
+        self._model = runner.info
+        self.scheduler = Scheduler(
+            runner.kv,
+            runner.recurrent,
+            PrefixCache(runner.kv, runner.recurrent, anchors_for(runner.recurrent.slot_bytes)),
+            runner.copy_page,
+            max_running=options.max_running,
+            max_waiting=options.max_waiting,
+            chunk_tokens=options.chunk_tokens,
+        )
+        self._worker = Worker(runner, self.scheduler, preparer.vocab)
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model
+
+    @property
+    def health(self) -> Health:
+        return self._worker.health
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """See `api.Engine.generate`."""
+        outbox = Outbox(asyncio.get_running_loop())
+        task = await asyncio.to_thread(self._preparer.task, request, outbox)
+        self._worker.submit(task)
+        spoken = False
+        try:
+            while True:
+                for item in await outbox.take():
+                    if isinstance(item, FtError):
+                        if not spoken:
+                            raise item
+                        item = Failed(str(item))
+                    spoken = True
+                    yield item
+                    if isinstance(item, Finished | Failed):
+                        return
+        finally:
+            self._worker.cancel(task)
+
+    async def count_tokens(self, conversation: Conversation) -> int:
+        """See `api.Engine.count_tokens`."""
+        return await asyncio.to_thread(self._preparer.count_tokens, conversation)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a raw text, as a text prompt would have them."""
+        return self._preparer.encode(text)
+
+    def stats(self) -> Snapshot:
+        """See `api.Engine.stats`."""
+        return aged(self._worker.snapshot)
+
+    def close(self) -> None:
+        """See `api.Engine.close`."""
+        self._worker.close()
+
+
+def anchors_for(slot_bytes: int) -> int:
+    """How many states of `slot_bytes` bytes to keep."""
+    if slot_bytes <= 0:
+        return MOST_ANCHORS
+    return min(MOST_ANCHORS, max(FEWEST_ANCHORS, ANCHOR_BYTES // slot_bytes))
+
+
+def start_engine(options: EngineOptions) -> LocalEngine:
+    """Load the model of `options` and start its engine. Blocks. Raises LoadFailed and ConfigError."""
+    from ftagent import demo
+    from ftagent.engine.models.load import load_runner  # loads torch
+
+    directory = demo.directory() if options.model == "demo" else Path(options.model).expanduser()
+    runner = load_runner(directory, options)
+    preparer = Preparer.from_directory(
+        directory, runner.info, constrain=options.constrain_tools, seed=options.seed
+    )
+    return LocalEngine(runner, preparer, options)

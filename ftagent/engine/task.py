@@ -1,0 +1,80 @@
+"""A request while the engine works on it, and the way its events take to the reader's event loop.
+
+Knows no model. The worker thread writes, one event loop reads; neither ever waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ftagent.engine.reply import ReplyStream
+from ftagent.engine.sampling import Constraint, Sampler
+from ftagent.engine.scheduler import Job
+from ftagent.errors import FtError
+from ftagent.events import Event, Finished, FinishReason, Usage
+
+
+class Outbox:
+    """Events from the worker to one reader on `loop`. An error in it is the last thing that comes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._items: deque[Event | FtError] = deque()
+        self._filled = asyncio.Event()
+
+    def put(self, items: Iterable[Event | FtError]) -> bool:
+        """Called by the worker. False when the reader's loop is gone."""
+        self._items.extend(items)
+        try:
+            self._loop.call_soon_threadsafe(self._filled.set)
+        except RuntimeError:  # the loop is closed, and its reader with it
+            return False
+        return True
+
+    async def take(self) -> list[Event | FtError]:
+        """Called by the reader: all that has come, at least one item."""
+        while not self._items:
+            await self._filled.wait()
+            self._filled.clear()
+        return [self._items.popleft() for _ in range(len(self._items))]
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One request with all that its reply needs. Times are time.monotonic().
+
+    `eos` holds the ids that end the reply: none when the request ignores them. `hidden` ids have no text.
+    """
+
+    job: Job
+    sampler: Sampler
+    reply: ReplyStream
+    outbox: Outbox
+    eos: frozenset[int]
+    hidden: frozenset[int]
+    constraint: Constraint | None = None
+    arrived: float = 0.0
+    started: float | None = None
+    first_token: float | None = None
+    told_queued: bool = False
+
+    def usage(self) -> Usage:
+        job = self.job
+        return Usage(
+            prompt_tokens=job.prompt,
+            completion_tokens=len(job.tokens) - job.prompt,
+            cached_tokens=job.cached,
+            reasoning_tokens=self.reply.reasoning_tokens,
+        )
+
+    def finished(self, reason: FinishReason) -> Finished:
+        """The last event of a complete reply."""
+        return Finished(
+            reason=self.reply.reason(reason),
+            usage=self.usage(),
+            stop_sequence=self.reply.stopped,
+            token_ids=tuple(self.job.tokens[self.job.prompt :]),
+        )

@@ -1,0 +1,279 @@
+"""The thread that steps: takes requests in, runs what the scheduler plans, samples, hands events out.
+
+Knows no text format, no protocol and no file. Only this thread touches scheduler, pools and runner; other
+threads put tasks in, mark jobs as cancelled and read the newest snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ftagent.engine.api import Health, ModelInfo
+from ftagent.engine.context.prefix import Pages, States
+from ftagent.engine.meters import Meters, Queues, StepWork
+from ftagent.engine.sampling import Row
+from ftagent.engine.scheduler import Job, Piece, Scheduler
+from ftagent.engine.stats import ExpertStats, PoolStats, RequestStats, Snapshot
+from ftagent.engine.task import Task
+from ftagent.errors import EngineStopped, FtError
+from ftagent.events import Event, Failed, FinishReason, Progress
+
+log = logging.getLogger(__name__)
+
+
+class Experts(Protocol):
+    """What is needed of `experts.pool.ExpertPool`."""
+
+    slots: int
+    slot_bytes: int
+
+    @property
+    def resident(self) -> int: ...
+
+    def stats(self) -> ExpertStats: ...
+
+
+class Steps(Protocol):
+    """What is needed of `runner.Runner`."""
+
+    @property
+    def kv(self) -> Pages: ...
+
+    @property
+    def recurrent(self) -> States: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def step(self, chunks: Sequence[Any], /) -> Any: ...
+
+    def copy_page(self, source: int, target: int, /) -> None: ...
+
+    @property
+    def experts(self) -> Experts | None: ...
+
+
+class Worker:
+    """Runs steps until closed. `vocab` is the number of token ids that may be sampled."""
+
+    def __init__(self, runner: Steps, scheduler: Scheduler, vocab: int) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._vocab = vocab
+        self._meters = Meters()
+        self._tasks: dict[Job, Task] = {}
+        self._inbox: list[Task] = []
+        self._wake = threading.Condition()
+        self._closing = False
+        self.health: Health = "ok"
+        now = time.monotonic()
+        self.snapshot = self._look(StepWork(now, now, 0, 0))
+        self._thread = threading.Thread(target=self._run, name="ftagent-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Task) -> None:
+        """Hand a task over. Whether it is accepted comes through its outbox. Raises EngineStopped."""
+        with self._wake:
+            if self._closing or self.health != "ok":
+                raise EngineStopped(f"the engine has {self.health}; start it again")
+            self._inbox.append(task)
+            self._wake.notify()
+
+    def cancel(self, task: Task) -> None:
+        """Let the next step go on without this task. Does nothing for one that has ended."""
+        task.job.cancelled = True
+
+    def close(self) -> None:
+        """End the thread after the step it is in, and all tasks with EngineStopped."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        message = "the engine was stopped while this request was open"
+        health: Health = "stopped"
+        try:
+            while self._wait():
+                self._turn()
+        except Exception as error:  # a fault of the loop itself: nobody may wait for ever
+            log.exception("the engine's worker failed")
+            health = "failed"
+            message = f"the engine failed: {type(error).__name__}: {error}"
+        finally:
+            self._end_all(health, message)
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do. False: it is to close the shop."""
+        with self._wake:
+            while not (self._closing or self._inbox or self._tasks):
+                self._wake.wait()
+            arrived, self._inbox = self._inbox, []
+            for task in arrived:
+                self._tasks[task.job] = task
+            closing = self._closing
+        if closing:
+            return False
+        for task in arrived:
+            self._accept(task)
+        return True
+
+    def _accept(self, task: Task) -> None:
+        try:
+            self._scheduler.submit(task.job)
+        except FtError as error:  # no room for it, now or ever
+            del self._tasks[task.job]
+            task.outbox.put([error])
+
+    def _turn(self) -> None:
+        """Plan one step and run it."""
+        for job in self._scheduler.cancelled():
+            self._end(self._tasks[job], None, "cancelled")
+        pieces = self._scheduler.plan()
+        for job in self._scheduler.waiting:
+            self._tell_queued(self._tasks[job])
+        if pieces:
+            self._step(pieces)
+        elif self._tasks:
+            raise RuntimeError("requests are open but none can run")
+        else:
+            now = time.monotonic()
+            self.snapshot = self._look(StepWork(now, now, 0, 0))
+
+    def _step(self, pieces: list[Piece]) -> None:
+        begin = time.monotonic()
+        for piece in pieces:
+            task = self._tasks[piece.job]
+            task.started = begin if task.started is None else task.started
+        try:
+            rows = self._runner.step([self._chunk(piece) for piece in pieces]).numpy(force=True)
+        except Exception as error:  # whatever a step dies of ends its requests, not the engine
+            log.exception("a step failed")
+            message = f"a step of the engine failed: {type(error).__name__}: {error}"
+            for piece in pieces:
+                self._end(self._tasks[piece.job], Failed(message), "failed", keep=False)
+            return
+        self._scheduler.commit(pieces)
+        sampled = [piece for piece in pieces if piece.wants_logits]
+        for piece, row in zip(sampled, rows, strict=True):
+            self._advance(self._tasks[piece.job], row)
+        for piece in pieces:
+            if not piece.wants_logits:
+                self._tell_prefill(piece)
+        decode = sum(piece.is_decode for piece in pieces)
+        prefill = sum(piece.length for piece in pieces) - decode
+        work = StepWork(begin, time.monotonic(), decode, prefill)
+        self._meters.step(work)
+        if not self._tasks:
+            work = work._replace(decode=0, prefill=0)  # nothing goes on: the engine is idle behind this step
+        self.snapshot = self._look(work)
+
+    def _chunk(self, piece: Piece) -> Any:
+        from ftagent.engine.runner import Chunk  # loads torch, which this module is usable without
+
+        job = piece.job
+        end = piece.start + piece.length
+        assert job.slot is not None, "a planned request holds a slot"
+        return Chunk(job.tokens[piece.start : end], piece.start, job.pages, job.slot, piece.wants_logits)
+
+    def _advance(self, task: Task, row: Row) -> None:
+        """Sample one token for a task and tell its reader. A fault here is this request's alone."""
+        if task.job.cancelled:
+            return
+        try:
+            events, reason = self._sample(task, row)
+        except Exception as error:  # the grammar, the detokeniser or the parser met what it cannot take
+            log.exception("a reply failed")
+            message = str(error) if isinstance(error, FtError) else f"{type(error).__name__}: {error}"
+            self._end(task, Failed(message), "failed")
+            return
+        if reason is not None:
+            finished = task.finished(reason)
+            self._say(task, events)
+            self._end(task, finished, finished.reason)
+        else:
+            self._say(task, events)
+
+    def _sample(self, task: Task, row: Row) -> tuple[list[Event], FinishReason | None]:
+        choice = task.sampler.choose(row[: self._vocab], task.constraint)
+        task.job.tokens.append(choice.token)
+        self._meters.generated(1)
+        if task.first_token is None:
+            task.first_token = time.monotonic()
+            self._meters.admitted(task.job.prompt, task.job.cached)
+        if choice.token in task.eos:
+            return task.reply.finish(), "stop"
+        events = [] if choice.token in task.hidden else task.reply.push(choice)
+        if task.constraint is not None:
+            task.constraint.advance(choice.token)
+        reason: FinishReason | None = None
+        if task.reply.stopped is not None or (task.constraint is not None and task.constraint.finished):
+            reason = "stop"
+        elif task.job.full:
+            reason = "length"
+        return (events if reason is None else events + task.reply.finish()), reason
+
+    def _say(self, task: Task, events: Sequence[Event]) -> None:
+        if events and not task.outbox.put(events):
+            task.job.cancelled = True
+
+    def _tell_queued(self, task: Task) -> None:
+        if not task.told_queued:
+            task.told_queued = True
+            self._say(task, [Progress("queued", 0, task.job.prompt)])
+
+    def _tell_prefill(self, piece: Piece) -> None:
+        task = self._tasks.get(piece.job)
+        if task is not None and task.first_token is None:
+            self._say(task, [Progress("prefill", task.job.computed, task.job.prompt)])
+
+    def _end(self, task: Task, last: Event | None, finish: str, *, keep: bool = True) -> None:
+        """Free what a task holds, note it, and say the last word."""
+        now = time.monotonic()
+        self._scheduler.finish(task.job, keep=keep)
+        del self._tasks[task.job]
+        self._meters.finished(
+            RequestStats(
+                id=task.job.id,
+                prompt_tokens=task.job.prompt,
+                cached_tokens=task.job.cached,
+                completion_tokens=len(task.job.tokens) - task.job.prompt,
+                queued_s=(task.started or now) - task.arrived,
+                first_token_s=None if task.first_token is None else task.first_token - task.arrived,
+                total_s=now - task.arrived,
+                finish=finish,
+            )
+        )
+        if last is not None:
+            task.outbox.put([last])
+
+    def _look(self, work: StepWork) -> Snapshot:
+        scheduler = self._scheduler
+        queues = Queues(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(self._inbox),
+            longest=max((len(job.tokens) for job in scheduler.running), default=0),
+            skipped=scheduler.prefix.skipped,
+        )
+        kv, recurrent, experts = self._runner.kv, self._runner.recurrent, self._runner.experts
+        pools = (
+            PoolStats("kv", scheduler.used_pages(), kv.total, kv.page_bytes, kv.page_size),
+            PoolStats("recurrent", len(scheduler.running), recurrent.total, recurrent.slot_bytes),
+        )
+        if experts is None:
+            return self._meters.snapshot(work, queues, pools, None)
+        slots = PoolStats("experts", experts.resident, experts.slots, experts.slot_bytes)
+        return self._meters.snapshot(work, queues, (*pools, slots), experts.stats())
+
+    def _end_all(self, health: Health, message: str) -> None:
+        with self._wake:
+            self.health = health
+            tasks = [*self._tasks.values(), *self._inbox]
+            self._inbox = []
+        for task in tasks:
+            task.outbox.put([EngineStopped(message)])
+        self._tasks.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,9 +50,9 @@ _DEEPSEEK_PATTERN = (
 class BytePairVocabulary:
     """A vocabulary as tiktoken wants it.
 
-    `tokens` maps the bytes of each ordinary token to its id. `ranks` maps the bytes of each token that merging
-    can reach to its merge priority, lower first; `ranks_are_ids` says that priorities and ids are the same
-    numbers. `added` maps the text of each added token to its id; they are found in text before anything else.
+    `tokens` maps the bytes of each ordinary token to its id. `ranks` maps the bytes of each token that
+    merging can reach to its merge priority, lower first; `ranks_are_ids` says that priorities and ids are the
+    same numbers. `added` maps the text of each added token to its id; they are found before anything else.
     `pattern` cuts text into the pieces that merging never crosses, and leaves no character out.
     `nfc`: text is normalised to NFC first.
     """
@@ -178,8 +179,8 @@ def _byte_alphabet() -> dict[int, int]:
 
 
 _ALPHABET = _byte_alphabet()
-# Latin-1 characters that stand for no byte would pass through `translate` unchanged, so send them out of range.
-_TRANSLATION = {**{byte: 0x110 for byte in range(256)}, **_ALPHABET}
+# Latin-1 characters that stand for no byte would pass through `translate` unchanged: send them out of range.
+_TRANSLATION = {**dict.fromkeys(range(256), 0x110), **_ALPHABET}
 
 
 def _to_bytes(token: str) -> bytes | None:
@@ -212,7 +213,7 @@ def _token_bytes(vocab: Mapping[str, int], added: Mapping[str, int], merged: set
 def _merge_ranks(
     tokens: dict[bytes, int], merges: Sequence[tuple[str, str]], *, whole_words: bool
 ) -> tuple[dict[bytes, int], bool]:
-    """Merge priorities, and whether ids serve as such: true when merge results come in the order of their ids.
+    """Merge priorities, and whether ids serve as such: when merge results come in the order of their ids.
 
     A token that no merge produces stays out, unless `whole_words` (the format's `ignore_merges`) lets a whole
     piece become any token of the vocabulary.
@@ -226,7 +227,7 @@ def _merge_ranks(
     single = {raw: token_id for raw, token_id in tokens.items() if len(raw) == 1}
     unreached = {raw: token_id for raw, token_id in tokens.items() if len(raw) > 1 and raw not in order}
     ids = [tokens[raw] for raw in order]
-    if all(first < second for first, second in zip(ids, ids[1:], strict=False)):
+    if all(first < second for first, second in itertools.pairwise(ids)):
         reached = {raw: tokens[raw] for raw in order}
         return {**single, **reached, **(unreached if whole_words else {})}, True
     if whole_words and unreached:
@@ -240,7 +241,7 @@ def _nfc(normalizer: Mapping[str, Any] | None) -> bool:
     if normalizer["type"] == "NFC":
         return True
     if normalizer["type"] == "Sequence":
-        return any([_nfc(part) for part in normalizer["normalizers"]])
+        return [_nfc(part) for part in normalizer["normalizers"]].count(True) > 0
     raise Unsupported(f"normalizer {normalizer['type']} is not supported")
 
 

@@ -240,7 +240,7 @@ def _token_text(value: object) -> str:
 
 
 def _ids(value: object, directory: Path) -> list[int]:
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(item, int) for item in ids):
         path = directory / "generation_config.json"
         raise LoadFailed(f"{path}: eos_token_id must be an integer or a list of them, not {value!r}; fix it")

@@ -1,0 +1,247 @@
+"""A conversation in the one form that gets rendered: two ways to say the same thing become the same turns.
+
+What clients may spell differently is settled here: text in one block or several, argument keys in any order,
+call ids, results out of order, pictures, volatile header lines, system messages where a template takes none.
+Pure data; knows neither token ids nor Jinja2.
+
+The choices:
+- Text blocks of one message are joined by a line break, unless one stands there already; an assistant's are
+  joined as they are, since that is how they were generated.
+- Argument keys follow the order of the tool's own schema, then the client's order for the others.
+- Call ids are numbered through the conversation. Clients' ids change from session to session and would
+  break the common prefix in templates that render them.
+- A system message that the template refuses where it stands stays there, as a user's message that is marked
+  as an instruction. It never moves.
+- Lone surrogates and the 32 noncharacters U+FDD0..U+FDEF, which Unicode keeps for use inside programs,
+  become U+FFFD; `boundaries` uses the latter as marks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ftagent.conversation import (
+    Conversation,
+    Image,
+    Message,
+    Role,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
+
+IMAGE_PLACEHOLDER = "[image: this model reads text only]"
+
+_RESERVED = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")
+# Claude Code's first system block; its digits change with the session.
+_VOLATILE_LINES = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a template accepts. Where it does not, the conversation is said in another way."""
+
+    leading_system: bool = True
+    late_system: bool = True
+    consecutive_users: bool = True
+    argument_mapping: bool = True  # False: arguments are wanted as JSON text
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message for the template. `message` is its index in the conversation.
+
+    A tool turn holds one result: `call_id` and `name` are those of its call.
+    """
+
+    role: Role
+    message: int
+    content: str
+    thinking: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The turns to render, and notes for the user about what could not be said."""
+
+    turns: tuple[Turn, ...]
+    notes: tuple[str, ...] = ()
+
+
+def clean(text: str) -> str:
+    """`text` without the characters that are reserved for marks, and without lone surrogates."""
+    return text if text.isascii() else _RESERVED.sub("\ufffd", text)
+
+
+def canonical(conversation: Conversation, dialect: Dialect) -> Script:
+    """Settle everything that may be spelled in several ways."""
+    tools = {tool.name: tool for tool in conversation.tools}
+    calls = _CallNumbers()
+    turns: list[Turn] = []
+    for index, message in enumerate(conversation.messages):
+        if message.role == "tool":
+            turns += _tool_turns(message, index, calls)
+        elif message.role == "assistant":
+            turns.append(_assistant_turn(message, index, calls, tools))
+        elif message.role == "system":
+            turns += _system_turn(message, index)
+        else:
+            turns.append(Turn("user", index, _join(_words(message.blocks))))
+    images = sum(map(_count_images, conversation.messages))
+    notes = (f"{images} image(s) not shown to the model: it reads text only",) if images else ()
+    return Script(tuple(_fit(turns, dialect)), notes)
+
+
+class _CallNumbers:
+    """Numbers calls through the conversation, and finds the call that a result belongs to."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: list[tuple[str, Call]] = []  # calls of the last assistant turn: client's id, call
+
+    def start_turn(self, named: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[Call, ...]:
+        """Open the calls (client's id, name, arguments) of one assistant turn."""
+        self._open = []
+        for client_id, name, arguments in named:
+            self._open.append((client_id, Call(f"call_{self._count}", name, arguments)))
+            self._count += 1
+        return tuple(call for _, call in self._open)
+
+    def close(self, client_id: str) -> Call | None:
+        """The open call of that id, or else the first open one; None when no call is open."""
+        same = (index for index, (known, _) in enumerate(self._open) if known == client_id)
+        index = next(same, 0)
+        return self._open.pop(index)[1] if self._open else None
+
+    def order(self, results: Sequence[ToolResult]) -> list[ToolResult]:
+        """`results` in the order of their calls, if each id is known and none occurs twice."""
+        places = {client_id: place for place, (client_id, _) in enumerate(self._open)}
+        ids = [result.call_id for result in results]
+        if len(set(ids)) == len(ids) and len(places) == len(self._open) and places.keys() >= set(ids):
+            return sorted(results, key=lambda result: places[result.call_id])
+        return list(results)
+
+
+def _tool_turns(message: Message, index: int, calls: _CallNumbers) -> list[Turn]:
+    results = [block for block in message.blocks if isinstance(block, ToolResult)]
+    turns = []
+    for result in calls.order(results):
+        call = calls.close(result.call_id)
+        turns.append(
+            Turn(
+                "tool",
+                index,
+                _join(_words(result.content)),
+                call_id=call.id if call else "call_unknown",
+                name=call.name if call else "",
+            )
+        )
+    return turns
+
+
+def _assistant_turn(message: Message, index: int, calls: _CallNumbers, tools: Mapping[str, ToolSpec]) -> Turn:
+    thinking = [clean(block.text) for block in message.blocks if isinstance(block, Thinking)]
+    made = [block for block in message.blocks if isinstance(block, ToolCall)]
+    return Turn(
+        "assistant",
+        index,
+        "".join(_words(message.blocks)),
+        thinking="\n\n".join(thinking),
+        calls=calls.start_turn((call.id, clean(call.name), _arguments(call, tools)) for call in made),
+    )
+
+
+def _system_turn(message: Message, index: int) -> list[Turn]:
+    words = [_VOLATILE_LINES.sub("", text) for text in _words(message.blocks)]
+    content = _join(words)
+    return [Turn("system", index, content)] if content else []
+
+
+def _words(blocks: Iterable[object]) -> list[str]:
+    return [
+        clean(block.text) if isinstance(block, Text) else IMAGE_PLACEHOLDER
+        for block in blocks
+        if isinstance(block, Text | Image)
+    ]
+
+
+def _join(texts: Iterable[str]) -> str:
+    joined = ""
+    for text in texts:
+        if joined and text and not (joined.endswith("\n") or text.startswith("\n")):
+            joined += "\n"
+        joined += text
+    return joined
+
+
+def _count_images(message: Message) -> int:
+    inside = [part for block in message.blocks if isinstance(block, ToolResult) for part in block.content]
+    return sum(isinstance(block, Image) for block in (*message.blocks, *inside))
+
+
+def _arguments(call: ToolCall, tools: Mapping[str, ToolSpec]) -> Mapping[str, Any]:
+    arguments: Any = call.arguments
+    if call.raw is not None and not arguments:
+        try:
+            arguments = json.loads(call.raw)
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            arguments = {"arguments": call.raw} if call.raw.strip() else {}
+    tool = tools.get(call.name)
+    ordered = _in_schema_order(arguments, tool.parameters if tool else {})
+    return ordered if isinstance(ordered, dict) else {}
+
+
+def _in_schema_order(value: Any, schema: Any) -> Any:
+    """`value` as plain JSON data, with object keys in the order of `schema`, then as they came."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    if isinstance(value, Mapping):
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        keys = [key for key in properties if key in value] + [key for key in value if key not in properties]
+        return {clean(str(key)): _in_schema_order(value[key], properties.get(key)) for key in keys}
+    if isinstance(value, list | tuple):
+        return [_in_schema_order(item, schema.get("items")) for item in value]
+    if isinstance(value, str):
+        return clean(value)
+    return value if value is None or isinstance(value, bool | int | float) else clean(str(value))
+
+
+def _fit(turns: Sequence[Turn], dialect: Dialect) -> list[Turn]:
+    """Say in another way what the template would refuse, each turn at its place."""
+    fitted: list[Turn] = []
+    for turn in turns:
+        leading = all(before.role == "system" for before in fitted)
+        if turn.role == "system" and leading and dialect.leading_system:
+            if fitted and not dialect.late_system:
+                fitted[-1] = replace(fitted[-1], content=f"{fitted[-1].content}\n\n{turn.content}")
+                continue
+        elif turn.role == "system" and not (dialect.late_system and dialect.leading_system):
+            turn = replace(turn, role="user", content=as_instruction(turn.content))
+        if turn.role == "user" and fitted and fitted[-1].role == "user" and not dialect.consecutive_users:
+            fitted[-1] = replace(fitted[-1], content=f"{fitted[-1].content}\n\n{turn.content}")
+            continue
+        fitted.append(turn)
+    return fitted
+
+
+def as_instruction(text: str) -> str:
+    """A system message on the user's side."""
+    return f"<system-instruction>\n{text}\n</system-instruction>"

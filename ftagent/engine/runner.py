@@ -67,6 +67,10 @@ class Runner:
             self.experts.begin_step()
         return self._model.forward(chunks)
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy keys and values of KV page `source` into `target`, in all layers. The caller holds both."""
+        self._model.copy_page(source, target)
+
     def _check(self, chunk: Chunk) -> None:
         end = chunk.start + len(chunk.tokens)
         assert chunk.tokens, "a chunk has at least one token"

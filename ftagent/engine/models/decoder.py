@@ -115,6 +115,10 @@ class Decoder:
         last = self._weights.norm(x[list(batch.wanted)])
         return vector_products(last, self._weights.head).float()
 
+    def copy_page(self, source: int, target: int) -> None:
+        """See `Runner.copy_page`."""
+        self._pools.kv.copy_page(source, target)
+
     def _mix(
         self, block: Block, x: torch.Tensor, batch: Batch, turn: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:

@@ -1,0 +1,132 @@
+"""What the end-to-end tests share: the real client, a repository, tasks, an engine that plays them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ftagent.conversation import Conversation, Message, Text, ToolResult
+from ftagent.engine.api import GenerateRequest
+from ftagent.events import (
+    Finished,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
+from tests.support.scripted import Script
+
+CLIENT = os.environ.get("FTAGENT_CLAUDE") or shutil.which("claude")
+needs_client = pytest.mark.skipif(CLIENT is None, reason="Claude Code (npm) is not installed")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task, the call that does it, and how to see that it was done.
+
+    `done` looks at the project and at what the agent said last.
+    """
+
+    name: str
+    prompt: str
+    tool: str
+    arguments: Callable[[Path], dict[str, str]]
+    done: Callable[[Path, str], bool]
+
+
+TASKS = (
+    Task(
+        "create",
+        "Create a file named greeting.txt with the text 'hello from the engine'.",
+        "Write",
+        lambda project: {"file_path": str(project / "greeting.txt"), "content": "hello from the engine"},
+        lambda project, said: (
+            (project / "greeting.txt").read_text("utf-8").strip() == "hello from the engine"
+        ),
+    ),
+    Task(
+        "run",
+        "Run `echo 4711 > number.txt` and report the result.",
+        "Bash",
+        lambda project: {"command": "echo 4711 > number.txt", "description": "Write the number"},
+        lambda project, said: (project / "number.txt").read_text("utf-8") == "4711\n",
+    ),
+    Task(
+        "read",
+        "Read settings.ini and tell me the value of port.",
+        "Read",
+        lambda project: {"file_path": str(project / "settings.ini")},
+        lambda project, said: "48231" in said,
+    ),
+)
+
+
+def scratch_repository(directory: Path) -> Path:
+    """A git repository with one committed file, as a user's project."""
+    project = directory / "project"
+    project.mkdir(parents=True)
+    (project / "settings.ini").write_text("host = localhost\nport = 48231\nname = blue\n", encoding="utf-8")
+    git = ("git", "-c", "user.name=T", "-c", "user.email=t@example.org")
+    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "Start")):
+        subprocess.run((*git, *arguments), cwd=project, check=True, capture_output=True, timeout=60)
+    return project
+
+
+def playing(task: Task, project: Path) -> Callable[[GenerateRequest], Script]:
+    """A script for ScriptedEngine: call the task's tool once, then repeat what came back."""
+
+    def script(request: GenerateRequest) -> Script:
+        conversation = request.prompt
+        assert isinstance(conversation, Conversation)
+        if task.tool not in {tool.name for tool in conversation.tools}:
+            return (TextDelta("A title"), _finished("stop"))
+        results = [
+            block for message in conversation.messages for block in message.blocks if _is_result(block)
+        ]
+        if results:
+            return (ThinkingDelta("Done."), TextDelta(f"It says: {_text(results[-1])}"), _finished("stop"))
+        arguments = json.dumps(task.arguments(project))
+        half = len(arguments) // 2
+        return (
+            ThinkingDelta("I use a tool."),
+            ToolCallStart(0, f"toolu_{os.urandom(6).hex()}", task.tool),
+            ToolCallDelta(0, arguments[:half]),
+            ToolCallDelta(0, arguments[half:]),
+            ToolCallEnd(0),
+            _finished("tool_calls"),
+        )
+
+    return script
+
+
+def words_of(conversation: Conversation) -> str:
+    """All text of a conversation, system messages included."""
+    return "\n".join(_text(block) for message in conversation.messages for block in _blocks(message))
+
+
+def _blocks(message: Message) -> list[object]:
+    return list(message.blocks)
+
+
+def _is_result(block: object) -> bool:
+    return isinstance(block, ToolResult)
+
+
+def _text(block: object) -> str:
+    if isinstance(block, ToolResult):
+        return "".join(_text(part) for part in block.content)
+    return block.text if isinstance(block, Text) else ""
+
+
+def _finished(reason: str) -> Finished:
+    assert reason in ("stop", "tool_calls")
+    return Finished("stop" if reason == "stop" else "tool_calls", Usage(100, 10))

@@ -1,0 +1,141 @@
+"""Finding markers in text that is still growing.
+
+A marker that is one added token of the vocabulary ("native") counts only when it came as that token. It
+stands in the buffer as one lone surrogate, which no decoded text contains; so one matcher serves both kinds.
+Knows rules, not what they do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from ftagent.engine.prompt.forms import FormTable, Rule, State
+
+SPACE = " \t\r\n"
+_MAX_NAME = 256  # characters between `opens` and `closes`
+_MAX_GAP = 64  # white space that may stand before what must follow a marker
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_GAP = re.compile("[ \t\r\n]*")
+
+Verdict = Literal["no", "maybe", "yes"]
+
+
+class Match(NamedTuple):
+    """`end` is where the text after the marker begins; `name` is what stood between opens and closes."""
+
+    verdict: Verdict
+    end: int = 0
+    name: str = ""
+
+
+_NO = Match("no")
+_MAYBE = Match("maybe")
+
+
+class Alphabet:
+    """The native markers of one vocabulary, each as one character."""
+
+    def __init__(self, native: Iterable[str]) -> None:
+        self._codes = {marker: chr(0xD800 + index) for index, marker in enumerate(sorted(native))}
+        self._words = {ord(code): marker for marker, code in self._codes.items()}
+
+    def encode(self, marker: str) -> str:
+        """The marker as it stands in the buffer: its character if native, else its text."""
+        return self._codes.get(marker, marker)
+
+    def decode(self, text: str) -> str:
+        """Buffer text as the model wrote it."""
+        return text.translate(self._words) if _SURROGATE.search(text) else text
+
+    def clean(self, text: str) -> str:
+        """Text that may enter the buffer: no lone surrogates of its own."""
+        return _SURROGATE.sub("\ufffd", text)
+
+    def is_native(self, marker: str) -> bool:
+        return marker in self._codes
+
+
+class CompiledRule:
+    """A rule whose literals are written in the alphabet of the buffer."""
+
+    def __init__(self, rule: Rule, alphabet: Alphabet) -> None:
+        self.rule = rule
+        self.when = rule.when
+        self.opens = alphabet.encode(rule.opens)
+        self.native = alphabet.is_native(rule.opens)
+        self._followed = tuple(alphabet.encode(mark) for mark in rule.followed)
+        stop = re.escape(rule.closes[:1])
+        self._name = re.compile(f"[^<\n{stop}\ud800-\udfff]{{1,{_MAX_NAME}}}") if rule.closes else None
+
+    def match(self, text: str, start: int, final: bool) -> Match:
+        """Whether the rule's marker stands at `start`. "maybe" asks for more text; never if `final`."""
+        found = _literal(self.opens, text, start)
+        if found.verdict == "yes" and self._name is not None:
+            found = self._match_name(self._name, text, found.end)
+        if found.verdict == "yes" and self._followed:
+            found = self._match_following(text, found, final)
+        return _NO if final and found.verdict == "maybe" else found
+
+    def _match_name(self, pattern: re.Pattern[str], text: str, start: int) -> Match:
+        named = pattern.match(text, start)
+        end = named.end() if named else start
+        if end == len(text):
+            return _MAYBE if end - start < _MAX_NAME else _NO
+        if named is None:
+            return _NO
+        found = _literal(self.rule.closes, text, end)
+        return found._replace(name=named.group().strip(" \t\r\"'"))
+
+    def _match_following(self, text: str, found: Match, final: bool) -> Match:
+        gap = _GAP.match(text, found.end)
+        after = gap.end() if gap else found.end
+        if after - found.end > _MAX_GAP:
+            return _NO
+        if after == len(text):
+            return (found if "" in self._followed else _NO) if final else _MAYBE
+        verdicts = {_literal(mark, text, after).verdict for mark in self._followed if mark}
+        if "yes" in verdicts:
+            return found
+        if "maybe" in verdicts:
+            return found if final else _MAYBE
+        return _NO
+
+
+def _literal(mark: str, text: str, start: int) -> Match:
+    if text.startswith(mark, start):
+        return Match("yes", start + len(mark))
+    if len(text) - start < len(mark) and mark.startswith(text[start:]):
+        return _MAYBE
+    return _NO
+
+
+class CompiledState:
+    """A state ready to scan: its rules, and the characters with which any of them can begin."""
+
+    def __init__(self, state: State, alphabet: Alphabet) -> None:
+        self.sink = state.sink
+        self.then = state.then
+        self.rules = tuple(CompiledRule(rule, alphabet) for rule in state.rules)
+        self.firsts = frozenset(rule.opens[0] for rule in self.rules)
+        escaped = "".join(re.escape(first) for first in sorted(self.firsts))
+        self._candidate = re.compile(f"[{escaped}]") if escaped else None
+
+    def next_candidate(self, text: str, start: int) -> int:
+        """The first place from `start` on where a marker could begin; the length of `text` if none."""
+        found = self._candidate.search(text, start) if self._candidate else None
+        return found.start() if found else len(text)
+
+    def begins(self, text: str, start: int) -> bool:
+        """Whether the text ends inside a marker that starts at `start`."""
+        return any(rule.match(text, start, final=False).verdict == "maybe" for rule in self.rules)
+
+
+def compile_form(
+    table: FormTable, native_markers: frozenset[str]
+) -> tuple[Alphabet, Mapping[str, CompiledState]]:
+    """The table's states over the vocabulary's native markers."""
+    known = {rule.opens for state in table.states.values() for rule in state.rules}
+    alphabet = Alphabet(native_markers & known)
+    return alphabet, {name: CompiledState(state, alphabet) for name, state in table.states.items()}

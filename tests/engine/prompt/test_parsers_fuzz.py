@@ -1,0 +1,132 @@
+"""Random replies: nothing is thrown, cuts do not matter, and no word is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftagent.conversation import ToolSpec
+from ftagent.engine.prompt.forms import FormTable, Rule, State
+from ftagent.engine.prompt.parsers import ReplyForm
+from tests.engine.prompt.replies import MARKERS, TOOLS, Reply, Setup, join
+
+FRAGMENTS = (
+    *sorted(MARKERS),
+    "<function=find>",
+    "<function=nobody>",
+    "</function>",
+    "<parameter=q>",
+    "<parameter=limit>",
+    "</parameter>",
+    '{"name": "find", "arguments": {"q": "',
+    '"}}',
+    '{"name": ',
+    '"ping"',
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    '"',
+    "\\",
+    "<",
+    ">",
+    "\n",
+    "\n\n",
+    " ",
+)
+FORMS = st.sampled_from(["qwen3", "qwen3_5", "plain"])
+PIECES = st.lists(st.sampled_from(FRAGMENTS) | st.just("WORD"), max_size=16)
+
+
+def _reply(parts: list[str]) -> str:
+    """The parts joined, each WORD made different from all others."""
+    return "".join(f"w{index}w" if part == "WORD" else part for index, part in enumerate(parts))
+
+
+def _output(reply: Reply) -> str:
+    return "".join([reply.thinking, "\n", reply.content, *("\n" + call.text for call in reply.calls)])
+
+
+@given(PIECES, FORMS, st.booleans(), st.booleans(), st.data())
+@settings(max_examples=400, deadline=None)
+def test_cuts_do_not_matter(
+    parts: list[str], form: ReplyForm, thinking: bool, cut: bool, data: st.DataObject
+) -> None:
+    text = _reply(parts)
+    setup = Setup(form, TOOLS, thinking, cut)
+    whole = join(setup.events([(text, False)]))
+    assert join(setup.events([(char, False) for char in text])) == whole
+    edges = [0, *sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6))), len(text)]
+    assert join(setup.events([(text[a:b], False) for a, b in itertools.pairwise(edges)])) == whole
+    for call in whole.calls:
+        if call.complete:
+            assert isinstance(call.arguments, dict)
+
+
+@given(PIECES, FORMS, st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_no_word_is_lost_or_doubled(parts: list[str], form: ReplyForm, thinking: bool) -> None:
+    """The model ended its turn, so that nothing is left out for being cut."""
+    text = _reply(parts)
+    output = _output(join(Setup(form, TOOLS, thinking, cut=False).events([(text, False)])))
+    for word in re.findall(r"w\d+w", text):
+        assert output.count(word) == 1, (word, output)
+
+
+@given(PIECES, FORMS, st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_native_markers_never_come_from_text(parts: list[str], form: ReplyForm, thinking: bool) -> None:
+    text = _reply(parts)
+    reply = join(Setup(form, TOOLS, thinking).events([(text, False)], MARKERS))
+    if thinking:  # its closer never comes as a token
+        assert reply.content == ""
+        assert reply.calls == ()
+        assert reply.thinking.split() == text.split()
+
+
+@given(st.text(max_size=60), FORMS, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_text_without_markers_comes_out_whole(text: str, form: ReplyForm, thinking: bool) -> None:
+    text = text.replace("<", "(")
+    reply = join(Setup(form, TOOLS, thinking).events([(char, False) for char in text]))
+    found = reply.thinking if thinking else reply.content
+    assert found == (re.sub(r"\A[ \t\r]*\n(\s*\n)?", "", text) if thinking and found != text else text)
+
+
+def _dsml() -> FormTable:
+    """A form that is not ours yet, as a later table would state it: only rows, no code."""
+    close = Rule("</｜DSML｜parameter>", "end_parameter", "invoke")
+    string = Rule('<｜DSML｜parameter name="', "text_parameter", "value", closes='" string="true">')
+    other = Rule('<｜DSML｜parameter name="', "json_parameter", "value", closes='" string="false">')
+    invoke = Rule('<｜DSML｜invoke name="', "call", "invoke", closes='">')
+    think = Rule("</think>", "switch", "content")
+    return FormTable(
+        {
+            "content": State(
+                "content", (Rule("<｜DSML｜function_calls>", "open", "calls", when=("tools",)),)
+            ),
+            "thinking": State("thinking", (think,)),
+            "calls": State("leave", (invoke, Rule("</｜DSML｜function_calls>", "end_call", "content"))),
+            "invoke": State("stray", (string, other, Rule("</｜DSML｜invoke>", "end_call", "calls"))),
+            "value": State("value", (close,)),
+        }
+    )
+
+
+def test_a_later_form_is_only_a_table() -> None:
+    tools = (ToolSpec("run", "", {"properties": {"cmd": {"type": "string"}, "n": {"type": "integer"}}}),)
+    text = (
+        "plan\n</think>\nGo.\n\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="run">\n'
+        '<｜DSML｜parameter name="cmd" string="true">ls 2>&1</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="n" string="false">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>"
+    )
+    reply = Setup(_dsml(), tools, thinking_open=True).parse(text)
+    assert (reply.thinking, reply.content) == ("plan", "Go.")
+    assert [json.loads(call.text) for call in reply.calls] == [{"cmd": "ls 2>&1", "n": 5}]

@@ -142,11 +142,11 @@ def test_an_agent_that_is_not_installed_is_127_with_the_way_to_install_it(tmp_pa
 
 def test_config_show_names_sources_and_hides_the_token(tmp_path: Path) -> None:
     file = tmp_path / "my.toml"
-    file.write_text('vram = "24GiB"\n', encoding="utf-8")
+    file.write_text('ram = "24GiB"\n', encoding="utf-8")
     extra = {"FTAGENT_CONFIG": str(file), "FTAGENT_TOKEN": "s3cret", "FTAGENT_SEED": "5"}
     done = ftagent("config", "show", "--json", directory=tmp_path, extra=extra)
     shown = json.loads(done.stdout)
-    assert shown["vram"] == {"value": 24 * 2**30, "source": str(file)}
+    assert shown["ram"] == {"value": 24 * 2**30, "source": str(file)}
     assert shown["seed"] == {"value": 5, "source": "FTAGENT_SEED"}
     assert shown["model"] == {"value": "demo", "source": "default"}
     plain = ftagent("config", "show", directory=tmp_path, extra=extra)

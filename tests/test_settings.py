@@ -66,7 +66,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ("", {"FTAGENT_PROT": "1"}, {}, ["FTAGENT_PROT", "did you mean FTAGENT_PORT"]),
         ("", {"FTAGENT_SEED": "x"}, {}, ["FTAGENT_SEED", "'x'"]),
         ("", {}, {"context": "12"}, ["--context", "256", "12"]),
-        ("", {}, {"vram": "lots"}, ["--vram", "'lots'", "24GiB"]),
+        ("", {}, {"ram": "lots"}, ["--ram", "'lots'", "24GiB"]),
         ("", {}, {"experts": "1.5"}, ["--experts", "'1.5'", "fraction"]),
         ("", {}, {"experts": "many"}, ["--experts", "'many'", "count", "fraction", "size"]),
         ("", {}, {"mode": "fast"}, ["--mode", "'auto'", "'fast'"]),

@@ -41,7 +41,7 @@ class Parses(Protocol):
 
     def push(self, text: str, marker: bool = False) -> list[Event]: ...
 
-    def finish(self) -> list[Event]: ...
+    def finish(self, cut: bool = True) -> list[Event]: ...
 
 
 class RawText:
@@ -53,7 +53,7 @@ class RawText:
     def push(self, text: str, marker: bool = False) -> list[Event]:
         return [TextDelta(text)] if text else []
 
-    def finish(self) -> list[Event]:
+    def finish(self, cut: bool = True) -> list[Event]:
         return []
 
 
@@ -145,13 +145,16 @@ class ReplyStream:
         self._follow_thinking(parsed)
         return self._with_logprobs(self._shown(parsed))
 
-    def finish(self) -> list[Event]:
-        """What was still held back. Nothing when a stop string ended the reply."""
+    def finish(self, cut: bool) -> list[Event]:
+        """What was still held back. `cut`: the model did not end its turn itself.
+
+        Nothing when a stop string ended the reply.
+        """
         if self.stopped is not None:
             return []
         rest = self._detokenizer.flush()
         parsed = self._parser.push(rest) if rest else []
-        shown = self._shown(parsed + self._parser.finish())
+        shown = self._shown(parsed + self._parser.finish(cut))
         if self.stopped is None and (held := self._search.release()):
             shown.append(TextDelta(held))
         return self._with_logprobs(shown, last=True)

@@ -207,7 +207,7 @@ class Scheduler:
 
     def _claim(self, job: Job) -> bool:
         """Give the job its slot, shared pages and fresh pages; False when it has to wait."""
-        anchor = self.prefix.find(job.tokens)
+        anchor = self.prefix.find(job.tokens, job.marks)
         fits = self._fits(job, anchor)
         if not fits and anchor is not None and not self.running:
             # Resuming can need one page more for a moment, to copy the last one. Alone in a pool that is

@@ -206,7 +206,7 @@ class Worker:
             task.first_token = time.monotonic()
             self._meters.admitted(task.job.prompt, task.job.cached)
         if choice.token in task.eos:
-            return task.reply.finish(), "stop"
+            return task.reply.finish(cut=False), "stop"
         events = [] if choice.token in task.hidden else task.reply.push(choice)
         if task.constraint is not None:
             task.constraint.advance(choice.token)
@@ -215,7 +215,9 @@ class Worker:
             reason = "stop"
         elif task.job.full:
             reason = "length"
-        return (events if reason is None else events + task.reply.finish()), reason
+        if reason is not None:
+            events += task.reply.finish(cut=reason == "length")
+        return events, reason
 
     def _say(self, task: Task, events: Sequence[Event]) -> None:
         if events and not task.outbox.put(events):
@@ -277,3 +279,7 @@ class Worker:
         for task in tasks:
             task.outbox.put([EngineStopped(message)])
         self._tasks.clear()
+        if health == "stopped":  # else the books are in doubt
+            for task in tasks:
+                self._scheduler.finish(task.job, keep=False)
+            self._scheduler.prefix.clear()

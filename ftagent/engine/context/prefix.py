@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -77,23 +77,26 @@ def token_key(tokens: Sequence[int]) -> bytes:
     return array("i", tokens).tobytes()
 
 
-def choose_marks(boundaries: Iterable[Boundary], tokens: int) -> tuple[int, ...]:
-    """Prompt positions, in order, that are worth an anchor: the last one is the end of the prompt.
+def choose_marks(boundaries: Sequence[Boundary], tokens: int) -> tuple[int, ...]:
+    """Prompt positions, in order, that are worth an anchor.
 
-    Agents edit at boundaries, mostly near the end, and share system and tools; so these are kept: the ends of
-    system and tools, the start of the last user message, the last LAST_EDGES edges.
-    A mark less than NEAR tokens before the next one is left out, since each costs a step of its own.
+    Agents edit at boundaries, mostly near the end, and share system and tools. Kept are the ends of system
+    and tools, the last user message, the first thinking behind it (where the next user turn strips thinking),
+    the last LAST_EDGES edges and the end of the prompt. A mark less than NEAR tokens behind another is left
+    out (one as near to the start as well): each costs a step of its own, and the earlier one is valid wherever
+    the later one is.
     """
     found = [edge for edge in boundaries if 0 < edge.position <= tokens]
     wanted = {edge.position for edge in found if edge.kind in ("system_end", "tools_end")}
-    wanted.update([edge.position for edge in found if edge.kind == "user"][-1:])
+    user = max((edge.position for edge in found if edge.kind == "user"), default=0)
+    thinking = [edge.position for edge in found if edge.kind == "thinking_start" and edge.position >= user]
+    wanted.update(position for position in (user, *thinking[:1]) if position)
     wanted.update(sorted({edge.position for edge in found})[-LAST_EDGES:])
-    wanted.add(tokens)
     marks: list[int] = []
-    for position in sorted(wanted, reverse=True):
-        if not marks or marks[-1] - position >= NEAR:
+    for position in sorted(wanted | {tokens}):
+        if position - (marks[-1] if marks else 0) >= NEAR:
             marks.append(position)
-    return tuple(reversed(marks))
+    return tuple(marks)
 
 
 class PrefixCache:
@@ -109,11 +112,11 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._anchors)
 
-    def find(self, tokens: Sequence[int]) -> Anchor | None:
+    def find(self, tokens: Sequence[int], marks: Container[int] = ()) -> Anchor | None:
         """The deepest anchor that is a true prefix of `tokens` (one token at least is left to compute).
 
-        A find is a use: the deepest becomes the newest, then the shallowest (system and tools, which every
-        turn shares), then those between, the deeper the newer.
+        A find is a use of all anchors that match: the deepest becomes the newest, then those at `marks`, then
+        the others; of each kind the deeper the newer.
         """
         key = token_key(tokens)
         matches = [
@@ -123,10 +126,11 @@ class PrefixCache:
         ]
         if not matches:
             return None
-        matches.sort(key=lambda anchor: anchor.position)
-        for anchor in (*matches[1:-1], matches[0], matches[-1]):
+        deepest = max(matches, key=lambda anchor: anchor.position)
+        matches.sort(key=lambda anchor: (anchor is deepest, anchor.position in marks, anchor.position))
+        for anchor in matches:
             self._anchors.move_to_end(anchor.key)
-        return matches[-1]
+        return deepest
 
     def keep(self, tokens: Sequence[int], pages: Sequence[int], slot: int) -> bool:
         """Make an anchor behind `tokens`, whose KV fills `pages` from the first and whose state is in `slot`.

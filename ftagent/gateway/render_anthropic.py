@@ -64,7 +64,11 @@ class MessageRenderer:
             # Clients take a message without any block for a broken stream and ask again.
             events.append({"type": "content_block_start", "index": 0, "content_block": _EMPTY_TEXT})
             events.append({"type": "content_block_stop", "index": 0})
-        delta = {"stop_reason": _STOP_REASONS[finished.reason], "stop_sequence": finished.stop_sequence}
+        delta = {
+            "stop_reason": _STOP_REASONS[finished.reason],
+            "stop_sequence": finished.stop_sequence,
+            "stop_details": None,
+        }
         events.append({"type": "message_delta", "delta": delta, "usage": _usage(finished.usage)})
         return [*events, {"type": "message_stop"}]
 
@@ -79,6 +83,7 @@ class MessageRenderer:
             "content": content,
             "stop_reason": _STOP_REASONS[finished.reason] if finished else None,
             "stop_sequence": finished.stop_sequence if finished else None,
+            "stop_details": None,
             "usage": usage,
         }
 

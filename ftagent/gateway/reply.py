@@ -83,13 +83,14 @@ class ReplyResponse(Response):
         await JSONResponse(self._renderer.whole())(scope, receive, send)
 
     async def _streamed(self, pump: EventPump, send: Send) -> None:
+        deadline = time.monotonic() + self._timing.keepalive
         event = await pump.next(min(self._timing.admission, self._timing.keepalive))
         head = [(name.encode(), value.encode()) for name, value in HEAD.items()]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         if chunk := self._renderer.begin():
             await send(_body(chunk))
         try:
-            await self._send_events(event, pump, send)
+            await self._send_events(event, pump, send, deadline)
         except FtError as error:
             await send(_body(self._renderer.fail(error)))
         except Exception as error:  # the head is out: the client must learn of any fault inside the stream
@@ -97,8 +98,7 @@ class ReplyResponse(Response):
             await send(_body(self._renderer.fail(EngineError(f"internal error: {type(error).__name__}"))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_events(self, event: Event | None, pump: EventPump, send: Send) -> None:
-        deadline = time.monotonic() + self._timing.keepalive
+    async def _send_events(self, event: Event | None, pump: EventPump, send: Send, deadline: float) -> None:
         while True:
             chunk = b"" if event is None or isinstance(event, Progress) else self._renderer.push(event)
             if not chunk and time.monotonic() >= deadline:

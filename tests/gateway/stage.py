@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -35,7 +35,8 @@ class Stage:
 
     engine: ScriptedEngine
     gateway: Gateway
-    scripts: list[Callable[[GenerateRequest], Script]] = field(default_factory=list)
+    client: httpx.Client
+    scripts: list[Callable[[GenerateRequest], Script]]
 
     def play(self, script: Sequence[Event | BaseException | float]) -> None:
         self.scripts[:] = [lambda request: script]
@@ -44,12 +45,11 @@ class Stage:
     def port(self) -> int:
         return int(self.gateway.url.rpartition(":")[2])
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"x-api-key": TOKEN}
-
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        return httpx.post(self.gateway.url + path, json=body, headers=self.headers | headers, timeout=30)
+        return self.client.post(path, json=body, headers=headers)
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return self.client.get(path, headers=headers)
 
     def send(self, raw: bytes) -> socket.socket:
         """A plain connection on which `raw` was sent."""
@@ -70,7 +70,9 @@ def staged(timing: Timing | None = None) -> Iterator[Stage]:
     scripts: list[Callable[[GenerateRequest], Script]] = [lambda request: HELLO]
     engine = ScriptedEngine(lambda request: scripts[0](request))
     with start_gateway(engine, token=TOKEN, timing=timing) as gateway:
-        yield Stage(engine, gateway, scripts)
+        headers = {"x-api-key": TOKEN}
+        with httpx.Client(base_url=gateway.url, headers=headers, timeout=30) as client:
+            yield Stage(engine, gateway, client, scripts)
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:

@@ -23,7 +23,8 @@ LeafKind = Literal["system", "user", "thinking", "text", "call", "argument", "re
 
 _OPEN, _CLOSE, _GUARD_OPEN, _GUARD_CLOSE = "\ufdd0", "\ufdd1", "\ufdee", "\ufdef"
 _DIGIT, _BASE, _DIGITS = 0xFDD2, 28, 4
-_MARK = re.compile(f"[{_OPEN}{_CLOSE}][\ufdd2-\ufded]{{{_DIGITS}}}|[{_GUARD_OPEN}{_GUARD_CLOSE}]")
+_MARKS = _OPEN + _CLOSE + _GUARD_OPEN + _GUARD_CLOSE
+_MARK = re.compile(f"[{_MARKS}][\ufdd2-\ufded]{{0,{_DIGITS}}}")
 _ZERO_WIDTH_SPACE = "\u200b"
 
 
@@ -114,7 +115,9 @@ class Unmarked:
 
 
 def unmark(rendering: str) -> Unmarked:
-    """Take the marks out of `rendering` and note where they stood."""
+    """Take the marks out of `rendering` and note where they stood. Marks that a template broke stay in."""
+    if not any(mark in rendering for mark in _MARKS):
+        return Unmarked(rendering, (), ())
     pieces: list[str] = []
     length = last = 0
     opened: dict[int, int] = {}
@@ -122,10 +125,12 @@ def unmark(rendering: str) -> Unmarked:
     spans: list[Span] = []
     guarded: list[tuple[int, int]] = []
     for match in _MARK.finditer(rendering):
+        mark = match.group()
+        if mark[0] in (_OPEN, _CLOSE) and len(mark) <= _DIGITS:
+            continue
         pieces.append(rendering[last : match.start()])
         length += len(pieces[-1])
         last = match.end()
-        mark = match.group()
         if mark == _GUARD_OPEN:
             guard_start = length
         elif mark == _GUARD_CLOSE:
@@ -199,7 +204,7 @@ def _counts(tokenizer: Tokenizer, piece: str, ids: Sequence[int], offsets: Seque
     """For each character offset of `piece`, how many of its tokens `ids` end at or before it."""
     if all(offset in (0, len(piece)) for offset in offsets):
         return [len(ids) if offset else 0 for offset in offsets]
-    ends = list(itertools.accumulate(len(tokenizer.token_bytes(token_id)) for token_id in ids))
+    ends = tokenizer.token_ends(ids)
     normal = tokenizer.normalize(piece)
     counts = []
     for offset in offsets:

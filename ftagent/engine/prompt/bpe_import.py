@@ -199,9 +199,9 @@ def _merge(entry: str | Sequence[str]) -> tuple[str, str]:
 def _token_bytes(vocab: Mapping[str, int], added: Mapping[str, int], merged: set[str]) -> dict[bytes, int]:
     tokens: dict[bytes, int] = {}
     for key, token_id in vocab.items():
-        if key in added and key not in merged:
-            continue  # listed twice; only the added-token search can find it
         raw = _to_bytes(key)
+        if key in added and key not in merged and (raw is None or len(raw) > 1):
+            continue  # listed twice; only the added-token search can find it
         if raw is None:
             raise Unsupported(f"vocabulary entry {key!r} is not written in the byte-level alphabet")
         tokens[raw] = int(token_id)

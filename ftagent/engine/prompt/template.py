@@ -95,7 +95,7 @@ class ChatTemplate:
         script = canonical(conversation, self._writer.dialect)
         if not script.turns:
             raise BadRequest("the conversation is empty; send at least one message", "messages")
-        wording = Wording(conversation.tools, conversation.thinking)
+        wording = Wording(self._writer.tools(conversation.tools), conversation.thinking)
         rendering = _Rendering(self._writer, script.turns, wording, len(conversation.messages))
         edges = sorted(rendering.edges())
         text, words = rendering.found.text, rendering.found.words()
@@ -222,7 +222,8 @@ class _Rendering:
             else:
                 continue  # the leaf before is not shown in the future: nothing to compare with
             common = common_prefix(gap, later)
-            if common < len(gap):
+            thinks = after is not None and self._leaves[after.leaf].kind == "thinking"
+            if thinks or common < len(gap) or after is None:
                 yield Edge(start + common, "thinking_start", message)
 
     def _begins_assistant(self, before: Span | None, after: Span) -> bool:
@@ -243,7 +244,7 @@ class _Rendering:
     def _tools_end(self) -> Iterator[Edge]:
         if not self._wording.tools:
             return
-        tools = (*self._wording.tools, _NEXT_TOOL)
+        tools = (*self._wording.tools, *self._writer.tools([_NEXT_TOOL]))
         try:
             written = self._writer.write(
                 self._turns, Wording(tools, self._wording.thinking), self._writer.marker()

@@ -11,9 +11,11 @@ and models said.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +57,7 @@ class Tokenizer:
         self._added_ids = frozenset(self.added_tokens.values())
         self._added_search = added_token_search(self.added_tokens)
         self._bytes = _byte_table(vocabulary)
+        self._lengths = [len(raw) for raw in self._bytes]
         self.vocab_size = len(self._bytes)
         self._encoder = _build(vocabulary, vocabulary.ranks)
         self.encoding = self._encoder
@@ -77,7 +80,9 @@ class Tokenizer:
         config = _optional_json(directory / "tokenizer_config.json")
         generation = _optional_json(directory / "generation_config.json")
         named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name)))}
-        return cls(vocabulary, named, _ids(generation.get("eos_token_id"), directory))
+        eos_ids = _ids(generation.get("eos_token_id"), directory)
+        with _naming(directory / "tokenizer.json"):
+            return cls(vocabulary, named, eos_ids)
 
     @classmethod
     def from_tiktoken(
@@ -90,7 +95,9 @@ class Tokenizer:
         nfc: bool = False,
     ) -> Tokenizer:
         """Load a vocabulary that ships as a `.tiktoken` file. Raises LoadFailed."""
-        return cls(read_tiktoken(path, pattern, added_tokens, nfc=nfc), named_tokens)
+        vocabulary = read_tiktoken(path, pattern, added_tokens, nfc=nfc)
+        with _naming(path):
+            return cls(vocabulary, named_tokens)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, added tokens recognised wherever they are written.
@@ -146,6 +153,10 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; b"" for an id that the vocabulary does not name."""
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+
+    def token_ends(self, ids: Iterable[int]) -> list[int]:
+        """For each of `ids`, all known to the vocabulary: how many bytes it and those before it have."""
+        return list(itertools.accumulate(map(self._lengths.__getitem__, ids)))
 
     def is_added(self, token_id: int) -> bool:
         return token_id in self._added_ids
@@ -225,8 +236,17 @@ def _build(vocabulary: BytePairVocabulary, ranks: Mapping[bytes, int]) -> tiktok
     except ValueError as error:
         reason = str(error).splitlines()[0][:200]
         raise LoadFailed(
-            f"tokenizer: the pre-tokenizer's expression is not supported ({reason}); use another model"
+            f"the pre-tokenizer's expression is not supported ({reason}); use another model"
         ) from None
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts the file's name before the message of a LoadFailed."""
+    try:
+        yield
+    except LoadFailed as error:
+        raise LoadFailed(f"{path}: {error}") from None
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

@@ -26,9 +26,10 @@ _TRIAL_TOOL = ToolSpec("zqtool", "zq\u00e9", {"type": "object", "properties": {"
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How a prompt is written: what the client chose, and `reply_begins`: end with the reply's header."""
+    """How a prompt is written: tools as `Writer.tools` gives them, the client's thinking switch, and
+    `reply_begins`: end with the reply's header."""
 
-    tools: tuple[ToolSpec, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
     thinking: bool | None = None
     reply_begins: bool = True
 
@@ -57,6 +58,10 @@ class Writer:
         self.headers: Mapping[bool | None, str] = {way: self._header(way) for way in (None, True, False)}
         self.closer = self._find_closer()
 
+    def tools(self, tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], ...]:
+        """`tools` in the form that templates read, added tokens in them guarded."""
+        return tuple(_tool(tool, self.marker()) for tool in tools)
+
     def marker(self, enclosed: frozenset[int] = frozenset()) -> Marker:
         return Marker(self._tokenizer, enclosed, self._invisible_guards)
 
@@ -67,7 +72,7 @@ class Writer:
         variables: dict[str, Any] = {
             **self._tokenizer.named_tokens,
             "messages": [self._message(turn, marker, drop_thinking) for turn in turns],
-            "tools": [_tool(tool, marker) for tool in wording.tools] or None,
+            "tools": list(wording.tools) or None,
             "documents": None,
             "add_generation_prompt": wording.reply_begins,
         }
@@ -127,7 +132,7 @@ class Writer:
 
     def _try_calls(self) -> None:
         """Whether arguments are read as a mapping, and whether JSON comes out in plain characters."""
-        wording = Wording(tools=(_TRIAL_TOOL,))
+        wording = Wording(tools=self.tools([_TRIAL_TOOL]))
         turns = _call_turns()
         text = self._attempt(turns, wording)
         if not text or "{'zqkey'" in text:  # the latter is how Python writes a mapping, not JSON
@@ -136,7 +141,7 @@ class Writer:
         self._invisible_guards = r"zq\u00e9" not in text
 
     def _try_marks(self) -> frozenset[LeafKind]:
-        turns, wording = _call_turns(), Wording(tools=(_TRIAL_TOOL,))
+        turns, wording = _call_turns(), Wording(tools=self.tools([_TRIAL_TOOL]))
         if self.dialect.leading_system:
             turns = [Turn("system", 0, _A), *turns]
         plain = self.marker()

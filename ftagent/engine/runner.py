@@ -1,8 +1,9 @@
 """One step on the device: chunks of several requests in, logits out. Knows no requests, sampling or text.
 
-Rows of a step do not see each other. Decode rows (chunks of one token) go through matrix-vector products, prefill
-rows through matrix products of at least four rows, attention and the delta rule per chunk: a row then gives
-the same bits whatever else is in the step, on builds of torch whose products have that property (docs/engine.md).
+Rows of a step do not see each other. Decode rows (chunks of one token) go through matrix-vector products,
+prefill rows through matrix products of at least four rows, attention and the delta rule per chunk: a row then
+gives the same bits whatever else is in the step, on builds of torch whose products have that property
+(docs/engine.md).
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
     from ftagent.engine.models.decoder import Decoder
 
 
+CACHED_BYTES = 64 * 2**20  # active weights up to this size are read at cache speed by one core
+CONTEXT_SHARE = 8192  # tokens of past from which attention is worth a second thread
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive tokens of one request.
 
-    `start` is the position of tokens[0]; `pages` are the KV pages that cover positions [0, start + len(tokens));
-    `slot` is the recurrent state slot, which has seen exactly the tokens before `start`.
+    `start` is the position of tokens[0]; `pages` are the KV pages that cover positions [0, start +
+    len(tokens)); `slot` is the recurrent state slot, which has seen exactly the tokens before `start`.
     """
 
     tokens: Sequence[int]
@@ -53,6 +58,8 @@ class Runner:
         self.recurrent = recurrent
         self.experts = experts
         self.info = info
+        self._threads = torch.get_num_threads()
+        self._small = 4 * info.active_parameters <= CACHED_BYTES
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk]) -> torch.Tensor:
@@ -65,11 +72,19 @@ class Runner:
             self._check(chunk)
         if self.experts is not None:
             self.experts.begin_step()
+        torch.set_num_threads(self._threads_for(chunks))
         return self._model.forward(chunks)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy keys and values of KV page `source` into `target`, in all layers. The caller holds both."""
         self._model.copy_page(source, target)
+
+    def _threads_for(self, chunks: Sequence[Chunk]) -> int:
+        """One thread for short decode steps of a small model: its products are too small to share, and a
+        second thread only waits at barriers, long when another process takes its core.
+        """
+        short = sum(chunk.start + CONTEXT_SHARE * (len(chunk.tokens) > 1) for chunk in chunks) < CONTEXT_SHARE
+        return 1 if self._small and short else self._threads
 
     def _check(self, chunk: Chunk) -> None:
         end = chunk.start + len(chunk.tokens)

@@ -1,8 +1,8 @@
 """KV pages: who holds which page, and the tensors behind them.
 
 `PagePool` is bookkeeping on integers; `KvStorage` owns the memory. Neither knows requests, prompts or models.
-A page holds 64 tokens of every attention layer. Neighbouring page ids are neighbouring memory, so a request whose
-pages form one run is read without a copy; `allocate(after=...)` keeps runs together.
+A page holds 64 tokens of every attention layer. Neighbouring page ids are neighbouring memory, so a request
+whose pages form one run is read without a copy; `allocate(after=...)` keeps runs together.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class KvStorage:
         self._layers = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.layers)]
 
     def write(self, layer: int, places: torch.Tensor, keys_values: torch.Tensor) -> None:
-        """Store `keys_values` [2 * heads, rows, head_dim] at token places [rows] (page * page_size + offset)."""
+        """Store `keys_values` [2 * heads, rows, head_dim] at places [rows] (page * page_size + offset)."""
         self._layers[layer].index_copy_(1, places, keys_values)
 
     def read(self, layer: int, runs: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,7 +25,8 @@ class StateShape(NamedTuple):
 
 
 class StateSnapshot(NamedTuple):
-    """A copy of one slot: conv [layers, columns, channels], recurrent [layers, heads, key_dim, value_dim] float32.
+    """A copy of one slot: conv [layers, columns, channels], recurrent [layers, heads, key_dim, value_dim]
+    float32.
 
     Treat as immutable: `restore` copies out of it and nothing writes into it.
     """
@@ -39,7 +40,9 @@ class StateSnapshot(NamedTuple):
 
 
 class StatePool:
-    """Slots 0..total-1. `conv` [layers, total, columns, channels], `recurrent` [layers, total, heads, dk, dv]."""
+    """Slots 0..total-1. `conv` [layers, total, columns, channels], `recurrent` [layers, total, heads, dk,
+    dv].
+    """
 
     def __init__(
         self, total: int, shape: StateShape | None = None, device: torch.device | None = None

@@ -17,7 +17,7 @@ PAGE_BYTES = mmap.PAGESIZE
 
 
 class ExpertShape(NamedTuple):
-    """Sizes of one expert's matrices: gate and up are [intermediate, hidden], down is [hidden, intermediate]."""
+    """Sizes of one expert: gate and up are [intermediate, hidden], down is [hidden, intermediate]."""
 
     hidden: int
     intermediate: int
@@ -34,7 +34,7 @@ class ExpertFormat(NamedTuple):
 
 
 class ExpertRow(NamedTuple):
-    """Views into one row. Scales are float32 [parts, row blocks, column blocks], or None for plain formats."""
+    """Views into one row. Scales are float32 [parts, row blocks, column blocks]; None for plain formats."""
 
     gate_up: torch.Tensor  # [2I, H], gate rows first
     down: torch.Tensor  # [H, I]
@@ -43,7 +43,7 @@ class ExpertRow(NamedTuple):
 
 
 class ExpertBank:
-    """The experts of one layer. Lazily committed anonymous memory, on huge pages where the system gives them."""
+    """The experts of one layer, in lazily committed memory, on huge pages where the system gives them."""
 
     def __init__(self, experts: int, shape: ExpertShape, stored: ExpertFormat) -> None:
         self.experts = experts

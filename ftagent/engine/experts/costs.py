@@ -1,7 +1,7 @@
 """How many missing experts to fetch into slots and how many to compute on the CPU where they lie: q*.
 
-Pure integers, nanoseconds and bytes. Both sides start together and the layer waits for the later one. Constants start
-from a benchmark or the defaults here and follow the measured times.
+Pure integers, nanoseconds and bytes. Both sides start together and the layer waits for the later one.
+Constants start from a benchmark or the defaults here and follow the measured times.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class CostModel:
 def choose_fetches(costs: CostModel, rows_per_miss: list[int], device_ns: int = 0) -> int:
     """q*: fetch this many of the misses, compute the rest on the CPU.
 
-    `rows_per_miss` are the tokens of each missing expert in the order in which they would be fetched (most rows
-    first); `device_ns` is the device's own work on the hits, which a fetch hides behind. Of equally fast splits the one
-    that fetches more wins, since a fetched expert can hit later.
+    `rows_per_miss` are the tokens of each missing expert in the order in which they would be fetched (most
+    rows first); `device_ns` is the device's own work on the hits, which a fetch hides behind. Of equally fast
+    splits the one that fetches more wins, since a fetched expert can hit later.
     """
     best, best_ns = 0, None
     cpu_rows = sum(rows_per_miss)

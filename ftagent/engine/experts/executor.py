@@ -1,7 +1,7 @@
 """Computes experts where they lie: straight from a host bank, without a slot.
 
-The CPU side of a hybrid step, and the whole of mode `cpu`. Uses the same kernels on the same values as the slots do, so
-an expert gives the same bits from either place.
+The CPU side of a hybrid step, and the whole of mode `cpu`. Uses the same kernels on the same values as the
+slots do, so an expert gives the same bits from either place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from ftagent.engine.experts.slots import ExpertWeights
 
 
 class CpuExecutor:
-    """Gives ready weights of any expert. A stored format that is not the compute dtype goes through one scratch row."""
+    """Gives ready weights of any expert. A stored format that is not the compute dtype goes through one
+    scratch row.
+    """
 
     def __init__(self, banks: Sequence[ExpertBank], dtype: torch.dtype) -> None:
         self._banks = banks

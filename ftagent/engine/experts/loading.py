@@ -1,7 +1,8 @@
 """Where a checkpoint keeps its routed experts, and how they get into a bank.
 
-Two layouts (Qwen3 MoE and Qwen3.5 MoE releases): stacked, `mlp.experts.gate_up_proj` [E, 2I, H] with gate rows first and
-`mlp.experts.down_proj` [E, H, I]; or one matrix each, `mlp.experts.N.{gate,up,down}_proj.weight`.
+Two layouts (Qwen3 MoE and Qwen3.5 MoE releases): stacked, `mlp.experts.gate_up_proj` [E, 2I, H] with gate
+rows first and `mlp.experts.down_proj` [E, H, I]; or one matrix each,
+`mlp.experts.N.{gate,up,down}_proj.weight`.
 """
 
 from __future__ import annotations

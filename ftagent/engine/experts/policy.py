@@ -1,9 +1,10 @@
-"""Which expert sits in which device slot: replacement on integers. Knows no tensors, bytes or clocks but steps.
+"""Which expert sits in which device slot: replacement on integers. Knows no tensors, bytes or clocks but
+steps.
 
-One pool of slots for all layers. The victim is the expert whose last use lies furthest back; among equals the one
-used less often (a frequency that halves every HALF_LIFE steps), then the lower slot. A layer keeps `floor` experts
-that other layers cannot take: without it, one pass over the layers pushes out every layer's experts when slots are
-fewer than layers x experts per token. Pinned slots are in flight and never taken.
+One pool of slots for all layers. The victim is the expert whose last use lies furthest back; among equals the
+one used less often (a frequency that halves every HALF_LIFE steps), then the lower slot. A layer keeps
+`floor` experts that other layers cannot take: without it, one pass over the layers pushes out every layer's
+experts when slots are fewer than layers x experts per token. Pinned slots are in flight and never taken.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The routed experts of a model: joins banks, slots, policy, cost model and kernels. Each decides nothing here itself.
+"""The routed experts of a model: joins banks, slots, policy, cost model and kernels. Each decides nothing
+here itself.
 
-Modes: `fused` every expert in a slot; `offload` misses are fetched into slots; `cpu` misses are computed from the bank;
-`hybrid` both, split by the cost model. Tokens do not depend on the mode: an expert's values and its kernel are the same in
-a slot and in the bank, and the ranks of a token are summed in their order.
+Modes: `fused` every expert in a slot; `offload` misses are fetched into slots; `cpu` misses are computed from
+the bank; `hybrid` both, split by the cost model. Tokens do not depend on the mode: an expert's values and its
+kernel are the same in a slot and in the bank, and the ranks of a token are summed in their order.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class ExpertPool:
     def forward(
         self, layer: int, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, decode: int
     ) -> torch.Tensor:
-        """Routed output [rows, H] of x [rows, H]; `chosen`, `weights` [rows, k]; the first `decode` rows decode."""
+        """Routed output [rows, H] of x [rows, H]; `chosen`, `weights` [rows, k]; the first `decode` rows
+        decode.
+        """
         rows, per_token = chosen.shape
         pairs = x.new_empty(rows * per_token, x.shape[1])
         by_expert: Rows = {}

@@ -1,6 +1,7 @@
 """Causal attention of one request over its stored keys and values, in parts joined by their log-sum-exp.
 
-Reference for other devices; on the CPU it runs torch's fused attention. Knows no pages: callers hand in keys and values.
+Reference for other devices; on the CPU it runs torch's fused attention. Knows no pages: callers hand in keys
+and values.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import torch
 
 
 class Partial(NamedTuple):
-    """Attention over some of the keys: out [heads, rows, head_dim], lse [heads, rows] (log of the sum of exponents)."""
+    """Attention over some of the keys: out [heads, rows, head_dim], lse [heads, rows] (log of the sum of
+    exponents).
+    """
 
     out: torch.Tensor
     lse: torch.Tensor

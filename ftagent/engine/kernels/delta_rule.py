@@ -1,7 +1,7 @@
 """The gated delta rule in its two forms: one token at a time, and in chunks of 64.
 
-Yang et al., "Gated Delta Networks" (arXiv 2412.06464). Per value head, with state S [dk, dv], decay exp(g) and
-step size beta:  S <- exp(g) S;  S <- S + k (beta (v - k^T S))^T;  o = S^T q.  All in float32.
+Yang et al., "Gated Delta Networks" (arXiv 2412.06464). Per value head, with state S [dk, dv], decay exp(g)
+and step size beta: S <- exp(g) S; S <- S + k (beta (v - k^T S))^T; o = S^T q. All in float32.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def recurrent_step(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
 def chunked(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
     """All tokens of one request. `state` [heads, dk, dv] is advanced in place. Returns [tokens, heads, dv].
 
-    Within a chunk the corrections solve a unit lower triangular system, (I + tril(beta k k^T * decays)) U = beta v,
-    so a chunk costs a few matrix products and only the state is carried from chunk to chunk.
+    Within a chunk the corrections solve a unit lower triangular system, (I + tril(beta k k^T * decays)) U =
+    beta v, so a chunk costs a few matrix products and only the state is carried from chunk to chunk.
     """
     query, key, value, decay, beta = inputs
     tokens, heads, value_dim = value.shape

@@ -1,7 +1,7 @@
 """SwiGLU experts on token rows: vectors for decode, groups of tokens for prefill. The torch reference.
 
-Both give one output row for each (token, rank) pair; `combine` adds the ranks of a token in their order, so placement of
-experts and the order in which they are computed cannot change a sum.
+Both give one output row for each (token, rank) pair; `combine` adds the ranks of a token in their order, so
+placement of experts and the order in which they are computed cannot change a sum.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Products whose rows do not see each other: the torch reference that other devices are tested against.
 
-A matrix-vector product and a matrix product sum in different orders, and a matrix product of fewer than four rows in a
-third. So decode rows always take the first kind, one row at a time or in a batch of vectors, and prefill rows the
-second, padded to four rows: with the BLAS of torch's CPU builds each row then gives the same bits in any company.
+A matrix-vector product and a matrix product sum in different orders, and a matrix product of fewer than four
+rows in a third. So decode rows always take the first kind, one row at a time or in a batch of vectors, and
+prefill rows the second, padded to four rows: with the BLAS of torch's CPU builds each row then gives the same
+bits in any company.
 """
 
 from __future__ import annotations

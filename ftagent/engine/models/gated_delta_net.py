@@ -1,6 +1,7 @@
 """The gated delta net layer of Qwen3.5 and its like: causal convolution, gated delta rule, gated norm.
 
-State lives in a `StatePool` slot: the last inputs of the convolution and the matrix of the delta rule, float32.
+State lives in a `StatePool` slot: the last inputs of the convolution and the matrix of the delta rule,
+float32.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ class GatedDeltaNet:
         self._state_layer = state_layer
         sizes = (("qkv", channels), ("z", shape.values), ("b", heads), ("a", heads))
         self._sizes = [size for _, size in sizes]
-        self._in = torch.cat(
-            [source.dense(f"{prefix}in_proj_{part}.weight", size, hidden) for part, size in sizes]
-        )
+        parts = [(f"{prefix}in_proj_{part}.weight", size) for part, size in sizes]
+        self._in = source.joined(parts, hidden)
         convolution = source.dense(prefix + "conv1d.weight", channels, 1, shape.kernel, dtype=torch.float32)
         self._taps = convolution.squeeze(1).t().contiguous().unbind(0)  # kernel x [channels], oldest first
         self._rate = -source.dense(prefix + "A_log", heads, dtype=torch.float32).exp()
@@ -63,12 +63,16 @@ class GatedDeltaNet:
         value = mixed[:, 2 * shape.keys :].view(rows, shape.value_heads, shape.value_dim)
         beta = torch.sigmoid(b)
         decay = self._rate * F.softplus(a + self._bias)
-        out = self._mix(DeltaInputs(query, key, value, decay, beta), batch, states.recurrent[self._state_layer])
+        out = self._mix(
+            DeltaInputs(query, key, value, decay, beta), batch, states.recurrent[self._state_layer]
+        )
         normed = self._norm.float32(out) * F.silu(z.view_as(out))
         return project(normed.view(rows, -1).to(x.dtype), self._out, batch.decode)
 
     def _convolve(self, x: torch.Tensor, batch: Batch, conv: torch.Tensor) -> torch.Tensor:
-        """Causal depthwise convolution of x [rows, channels] with the state conv [slots, kernel - 1, channels]."""
+        """Causal depthwise convolution of x [rows, channels] with the state conv [slots, kernel - 1,
+        channels].
+        """
         out = torch.empty_like(x)
         kept = self._shape.kernel - 1
         if batch.decode:

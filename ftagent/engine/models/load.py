@@ -1,4 +1,6 @@
-"""From a Hugging Face model directory to a Runner: check, plan, read. Nothing is mapped before the checks have passed."""
+"""From a Hugging Face model directory to a Runner: check, plan, read. Nothing is mapped before the checks
+have passed.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ class _Plan:
 def load_runner(directory: Path, options: EngineOptions, dtype: torch.dtype | None = None) -> Runner:
     """Load the model of `directory`. `dtype` overrides the compute dtype (default: by size of the model).
 
-    Raises LoadFailed for a checkpoint that is damaged, incomplete, unknown or too big, ConfigError for an option
-    that cannot be honoured.
+    Raises LoadFailed for a checkpoint that is damaged, incomplete, unknown or too big, ConfigError for an
+    option that cannot be honoured.
     """
     device = _device(options)
     if options.threads is not None:

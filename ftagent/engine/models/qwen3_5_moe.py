@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6 MoE, text part: gated delta net and gated attention layers, routed and shared experts."""
+"""Qwen3.5 and Qwen3.6 MoE, text part: gated delta net and gated attention, routed and shared experts."""
 
 from __future__ import annotations
 

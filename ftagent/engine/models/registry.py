@@ -12,7 +12,9 @@ FAMILIES = (qwen3_moe, qwen3_5_moe)
 
 
 def model_config(directory: Path) -> ModelConfig:
-    """Read and check `directory`/config.json. Raises LoadFailed; for an unknown family it lists the known ones."""
+    """Read and check `directory`/config.json. Raises LoadFailed; for an unknown family it lists the known
+    ones.
+    """
     config = read_config(directory)
     model_type = config.values.get("model_type")
     for family in FAMILIES:

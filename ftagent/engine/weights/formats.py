@@ -1,7 +1,8 @@
 """Stored weight formats and their plain values. Knows dtypes and scale blocks, not names or models.
 
-FP8 block: weight E4M3 [..., out, in] with one scale for each 128 x 128 block, [..., ceil(out/128), ceil(in/128)];
-value = weight * scale (DeepSeek-V3 and the FP8 releases of Qwen). Blocks at the edges are partial.
+FP8 block: weight E4M3 [..., out, in] with one scale for each 128 x 128 block, [..., ceil(out/128),
+ceil(in/128)]; value = weight * scale (DeepSeek-V3 and the FP8 releases of Qwen). Blocks at the edges are
+partial.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def scale_shape(rows: int, columns: int, block: int = BLOCK) -> tuple[int, int]:
 
 
 def expand_scales(scales: torch.Tensor, rows: int, columns: int, block: int = BLOCK) -> torch.Tensor:
-    """One float32 scale for each column of each row block: [..., rows, ceil(columns/block)] repeated to [..., rows, columns]."""
+    """One float32 scale for each column of each row block: [..., rows, ceil(columns/block)] repeated to [...,
+    rows, columns].
+    """
     by_row = scales.float().repeat_interleave(block, dim=-2)[..., :rows, :]
     return by_row.repeat_interleave(block, dim=-1)[..., :columns]
 

@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint directory, checked from its headers before anything is mapped, then read by mmap.
 
-Format: https://github.com/huggingface/safetensors (eight bytes header length, JSON header, data). Only files in the
-directory itself count; copies of shards in sub-folders are ignored. Knows no model and no tensor's meaning.
+Format: https://github.com/huggingface/safetensors (eight bytes header length, JSON header, data). Only files
+in the directory itself count; copies of shards in sub-folders are ignored. Knows no model and no tensor's
+meaning.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Checkpoint:
         return DTYPES[entry.dtype]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in its stored dtype. Shares memory with the file's private mapping: do not write to it."""
+        """The tensor in its stored dtype. It shares memory with the file's mapping: do not write to it."""
         entry = self.entries[name]
         dtype = self.dtype(name)
         if entry.begin == entry.end:

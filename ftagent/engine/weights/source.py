@@ -1,11 +1,12 @@
 """Tensors of a checkpoint under the names a model file uses: prefix, dtype and scales settled in one place.
 
-A model is built twice from the same code: first from a `Checker`, whose tensors have no data and which collects
-every missing or misshapen tensor from the headers alone, then from a `Reader`.
+A model is built twice from the same code: first from a `Checker`, whose tensors have no data and which
+collects every missing or misshapen tensor from the headers alone, then from a `Reader`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -25,13 +26,24 @@ class Source(Protocol):
         """The tensor, dequantised, contiguous, in `dtype` (default: the compute dtype)."""
         ...
 
+    def joined(
+        self, parts: Sequence[tuple[str, int]], columns: int, order: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Matrices of one input as one: parts are (name, rows), the result [all rows, columns].
+
+        `order` gives the stored row that each row of the result is taken from.
+        """
+        ...
+
     def head(self, *shape: int) -> torch.Tensor:
         """The output projection, which lies outside the prefix."""
         ...
 
 
 def find_prefix(checkpoint: Checkpoint) -> str:
-    """The prefix of the text model's tensors. Raises LoadFailed when there is no embedding under any known one."""
+    """The prefix of the text model's tensors. Raises LoadFailed when there is no embedding under any known
+    one.
+    """
     for prefix in PREFIXES:
         if prefix + "embed_tokens.weight" in checkpoint:
             return prefix
@@ -46,7 +58,7 @@ def scale_name(name: str) -> str:
 
 
 class Checker:
-    """Collects `problems`; gives tensors on the meta device."""
+    """Collects `missing` and `problems`; gives tensors that hold no data."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype) -> None:
         self._checkpoint = checkpoint
@@ -57,11 +69,23 @@ class Checker:
 
     def dense(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         self.expect(self._prefix + name, shape)
-        return torch.empty(shape, dtype=dtype or self._dtype, device="meta")
+        return self._blank(shape, dtype or self._dtype)
+
+    def joined(
+        self, parts: Sequence[tuple[str, int]], columns: int, order: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        for name, rows in parts:
+            self.expect(self._prefix + name, (rows, columns))
+        return self._blank((sum(rows for _, rows in parts), columns), self._dtype)
 
     def head(self, *shape: int) -> torch.Tensor:
         self.expect(_head_name(self._checkpoint), shape)
-        return torch.empty(shape, dtype=self._dtype, device="meta")
+        return self._blank(shape, self._dtype)
+
+    @staticmethod
+    def _blank(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """One number seen as a whole tensor. (The meta device would load torch's compiler for the first sum.)"""
+        return torch.zeros((), dtype=dtype).expand(shape)
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """Note a problem unless `name` is there with `shape`, a readable dtype, and scales if it is FP8."""
@@ -69,28 +93,26 @@ class Checker:
         if entry is None:
             self.missing.append(name)
             return
+        where = f"{entry.file.name}: tensor {name}"
+        dtype = self._checkpoint.dtype(name)
         if entry.shape != shape:
-            self.problems.append(
-                f"{entry.file.name}: tensor {name} has shape {list(entry.shape)}, config.json says {list(shape)}"
-            )
-        elif self._checkpoint.dtype(name) == FP8 and len(shape) >= 2:
+            self.problems.append(f"{where} has shape {list(entry.shape)}, config.json says {list(shape)}")
+        elif dtype == FP8 and len(shape) >= 2:
             self._expect_scales(scale_name(name), (*shape[:-2], *scale_shape(*shape[-2:])))
-        elif self._checkpoint.dtype(name) not in (*PLAIN_DTYPES, FP8):
-            self.problems.append(
-                f"{entry.file.name}: tensor {name} has dtype {entry.dtype}, which is not supported"
-            )
+        elif dtype not in (*PLAIN_DTYPES, FP8):
+            self.problems.append(f"{where} has dtype {entry.dtype}, which is not supported")
 
     def _expect_scales(self, name: str, shape: tuple[int, ...]) -> None:
         entry = self._checkpoint.entries.get(name)
         if entry is None:
             self.missing.append(name)
-        elif entry.shape != shape:
-            self.problems.append(
-                f"{entry.file.name}: scales {name} have shape {list(entry.shape)}, {BLOCK} x {BLOCK} blocks need "
-                f"{list(shape)}"
-            )
+            return
+        where = f"{entry.file.name}: scales {name}"
+        if entry.shape != shape:
+            need = f"{BLOCK} x {BLOCK} blocks need {list(shape)}"
+            self.problems.append(f"{where} have shape {list(entry.shape)}, {need}")
         elif not self._checkpoint.dtype(name).is_floating_point:
-            self.problems.append(f"{entry.file.name}: scales {name} have dtype {entry.dtype}, not a float")
+            self.problems.append(f"{where} have dtype {entry.dtype}, not a float")
 
     def finish(self) -> None:
         """Raise LoadFailed with the first problem and how many more there are."""
@@ -116,6 +138,12 @@ class Reader:
 
     def dense(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._read(self._prefix + name, shape, dtype or self._dtype)
+
+    def joined(
+        self, parts: Sequence[tuple[str, int]], columns: int, order: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        whole = torch.cat([self.dense(name, rows, columns) for name, rows in parts])
+        return whole if order is None else whole[order]
 
     def head(self, *shape: int) -> torch.Tensor:
         return self._read(_head_name(self._checkpoint), shape, self._dtype)

@@ -21,24 +21,31 @@ class Outbox:
     """Events from the worker to one reader on `loop`. An error in it is the last thing that comes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._items: deque[Event | FtError] = deque()
         self._filled = asyncio.Event()
+        self._announced = False  # the reader has been called and has not come yet
 
-    def put(self, items: Iterable[Event | FtError]) -> bool:
-        """Called by the worker. False when the reader's loop is gone."""
+    def put(self, items: Iterable[Event | FtError]) -> None:
+        """Called by the worker, which then calls `deliver`."""
         self._items.extend(items)
-        try:
-            self._loop.call_soon_threadsafe(self._filled.set)
-        except RuntimeError:  # the loop is closed, and its reader with it
-            return False
-        return True
+
+    def announce(self) -> bool:
+        """Called by the worker: whether the reader has to be called for what was put."""
+        wanted = not self._announced
+        self._announced = True
+        return wanted
+
+    def fill(self) -> None:
+        """Called on the loop: there is something to take."""
+        self._filled.set()
 
     async def take(self) -> list[Event | FtError]:
         """Called by the reader: all that has come, at least one item."""
         while not self._items:
             await self._filled.wait()
             self._filled.clear()
+            self._announced = False  # from here on whatever is put is announced again
         return [self._items.popleft() for _ in range(len(self._items))]
 
 
@@ -78,3 +85,25 @@ class Task:
             stop_sequence=self.reply.stopped,
             token_ids=tuple(self.job.tokens[self.job.prompt :]),
         )
+
+
+def deliver(tasks: Iterable[Task]) -> None:
+    """Call the readers of `tasks`, each event loop once: waking a loop costs more than all else here.
+
+    A task whose reader's loop is closed is marked as cancelled.
+    """
+    by_loop: dict[asyncio.AbstractEventLoop, list[Task]] = {}
+    for task in tasks:
+        if task.outbox.announce():
+            by_loop.setdefault(task.outbox.loop, []).append(task)
+    for loop, group in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_fill, [task.outbox for task in group])
+        except RuntimeError:  # the loop is closed, and its readers with it
+            for task in group:
+                task.job.cancelled = True
+
+
+def _fill(outboxes: Iterable[Outbox]) -> None:
+    for outbox in outboxes:
+        outbox.fill()

@@ -18,7 +18,7 @@ from ftagent.engine.meters import Meters, Queues, StepWork
 from ftagent.engine.sampling import Row
 from ftagent.engine.scheduler import Job, Piece, Scheduler
 from ftagent.engine.stats import ExpertStats, PoolStats, RequestStats, Snapshot
-from ftagent.engine.task import Task
+from ftagent.engine.task import Task, deliver
 from ftagent.errors import EngineStopped, FtError
 from ftagent.events import Event, Failed, FinishReason, Progress
 
@@ -67,6 +67,7 @@ class Worker:
         self._meters = Meters()
         self._tasks: dict[Job, Task] = {}
         self._inbox: list[Task] = []
+        self._told: dict[Task, None] = {}  # tasks with something new in the outbox, in order
         self._wake = threading.Condition()
         self._closing = False
         self.health: Health = "ok"
@@ -100,6 +101,7 @@ class Worker:
         try:
             while self._wait():
                 self._turn()
+                self._deliver()
         except Exception as error:  # a fault of the loop itself: nobody may wait for ever
             log.exception("the engine's worker failed")
             health = "failed"
@@ -127,7 +129,7 @@ class Worker:
             self._scheduler.submit(task.job)
         except FtError as error:  # no room for it, now or ever
             del self._tasks[task.job]
-            task.outbox.put([error])
+            self._say(task, [error])
 
     def _turn(self) -> None:
         """Plan one step and run it."""
@@ -136,16 +138,22 @@ class Worker:
         pieces = self._scheduler.plan()
         for job in self._scheduler.waiting:
             self._tell_queued(self._tasks[job])
-        if pieces:
-            self._step(pieces)
-        elif self._tasks:
+        self._deliver()
+        if self._tasks and not pieces:
             raise RuntimeError("requests are open but none can run")
-        else:
-            now = time.monotonic()
-            self.snapshot = self._look(StepWork(now, now, 0, 0))
-
-    def _step(self, pieces: list[Piece]) -> None:
         begin = time.monotonic()
+        done = bool(pieces) and self._step(pieces, begin)
+        decode = sum(piece.is_decode for piece in pieces) if done else 0
+        prefill = sum(piece.length for piece in pieces) - decode if done else 0
+        work = StepWork(begin, time.monotonic(), decode, prefill)
+        if done:
+            self._meters.step(work)
+        if not self._tasks:
+            work = work._replace(decode=0, prefill=0)  # nothing goes on: the engine is idle behind this step
+        self.snapshot = self._look(work)
+
+    def _step(self, pieces: list[Piece], begin: float) -> bool:
+        """Run one step and what follows from it. False when it failed and took its requests with it."""
         for piece in pieces:
             task = self._tasks[piece.job]
             task.started = begin if task.started is None else task.started
@@ -156,7 +164,7 @@ class Worker:
             message = f"a step of the engine failed: {type(error).__name__}: {error}"
             for piece in pieces:
                 self._end(self._tasks[piece.job], Failed(message), "failed", keep=False)
-            return
+            return False
         self._scheduler.commit(pieces)
         sampled = [piece for piece in pieces if piece.wants_logits]
         for piece, row in zip(sampled, rows, strict=True):
@@ -164,13 +172,7 @@ class Worker:
         for piece in pieces:
             if not piece.wants_logits:
                 self._tell_prefill(piece)
-        decode = sum(piece.is_decode for piece in pieces)
-        prefill = sum(piece.length for piece in pieces) - decode
-        work = StepWork(begin, time.monotonic(), decode, prefill)
-        self._meters.step(work)
-        if not self._tasks:
-            work = work._replace(decode=0, prefill=0)  # nothing goes on: the engine is idle behind this step
-        self.snapshot = self._look(work)
+        return True
 
     def _chunk(self, piece: Piece) -> Any:
         from ftagent.engine.runner import Chunk  # loads torch, which this module is usable without
@@ -219,9 +221,15 @@ class Worker:
             events += task.reply.finish(cut=reason == "length")
         return events, reason
 
-    def _say(self, task: Task, events: Sequence[Event]) -> None:
-        if events and not task.outbox.put(events):
-            task.job.cancelled = True
+    def _say(self, task: Task, items: Sequence[Event | FtError]) -> None:
+        """Put something in a task's outbox; it is delivered behind the step, when the figures are out too."""
+        if items:
+            task.outbox.put(items)
+            self._told[task] = None
+
+    def _deliver(self) -> None:
+        told, self._told = self._told, {}
+        deliver(told)
 
     def _tell_queued(self, task: Task) -> None:
         if not task.told_queued:
@@ -251,7 +259,7 @@ class Worker:
             )
         )
         if last is not None:
-            task.outbox.put([last])
+            self._say(task, [last])
 
     def _look(self, work: StepWork) -> Snapshot:
         scheduler = self._scheduler
@@ -278,6 +286,7 @@ class Worker:
             self._inbox = []
         for task in tasks:
             task.outbox.put([EngineStopped(message)])
+        deliver(tasks)
         self._tasks.clear()
         if health == "stopped":  # else the books are in doubt
             for task in tasks:

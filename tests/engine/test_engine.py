@@ -286,14 +286,19 @@ def test_nan_fails_one_request_only(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_close_fails_what_is_open_and_refuses_what_comes() -> None:
-    gate = Gate(3)
+    gate = Gate()
     runner = ToyRunner(slots=1, before_step=gate)
+
+    def both_known(engine: LocalEngine) -> bool:
+        gate.permits.release()  # arrivals are taken in between steps
+        return len(engine.scheduler.waiting) == 1
 
     async def closing(engine: LocalEngine) -> list[list[Event] | BaseException]:
         tasks = [
-            asyncio.ensure_future(collect(engine.generate(ask(prompt_of(seed, 20), 50)))) for seed in range(2)
+            asyncio.ensure_future(collect(engine.generate(ask(prompt_of(seed, 20), 150))))
+            for seed in range(2)
         ]
-        await until(lambda: len(runner.steps) == 3 and len(engine.scheduler.waiting) == 1)
+        await until(lambda: both_known(engine))
         closer = asyncio.ensure_future(asyncio.to_thread(engine.close))
         gate.open()
         await closer

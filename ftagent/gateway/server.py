@@ -15,6 +15,7 @@ import uvicorn
 from ftagent.engine.api import Engine
 from ftagent.errors import ConfigError, EngineError
 from ftagent.gateway.app import create_app
+from ftagent.gateway.body import BODY_LIMIT
 from ftagent.gateway.reply import Timing
 from ftagent.gateway.security import is_loopback
 
@@ -30,7 +31,7 @@ class Gateway:
         self.url = url
         self.token = token
         self._server = server
-        self._listener = listener
+        self.listener = listener
         self._thread = threading.Thread(
             target=server.run, args=([listener],), name="ftagent-gateway", daemon=True
         )
@@ -53,7 +54,7 @@ class Gateway:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
-        self._listener.close()
+        self.listener.close()
 
     def __enter__(self) -> Gateway:
         return self
@@ -69,6 +70,7 @@ def start_gateway(
     token: str | None = None,
     timing: Timing | None = None,
     *,
+    body_limit: int = BODY_LIMIT,
     open_access: bool = False,
 ) -> Gateway:
     """Serve `engine` on `host`:`port` (0 picks a free port). A token is made when none is given.
@@ -82,7 +84,8 @@ def start_gateway(
     listener = _bind(host, port)
     name = f"[{host}]" if ":" in host else host
     bound = listener.getsockname()[1]
-    app = create_app(engine, token=used, timing=timing, hosts=() if is_loopback(host) else (host,))
+    hosts = () if is_loopback(host) else (host,)
+    app = create_app(engine, token=used, timing=timing, body_limit=body_limit, hosts=hosts)
     options: dict[str, Any] = {"loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off"}
     config = uvicorn.Config(
         app,

@@ -14,6 +14,7 @@ import httpx
 
 from ftagent.engine.api import GenerateRequest
 from ftagent.events import Event, Finished, FinishReason, TextDelta, Usage
+from ftagent.gateway.body import BODY_LIMIT
 from ftagent.gateway.reply import Timing
 from ftagent.gateway.server import Gateway, start_gateway
 from tests.support.scripted import Script, ScriptedEngine
@@ -66,10 +67,10 @@ class Stage:
 
 
 @contextmanager
-def staged(timing: Timing | None = None) -> Iterator[Stage]:
+def staged(timing: Timing | None = None, body_limit: int = BODY_LIMIT) -> Iterator[Stage]:
     scripts: list[Callable[[GenerateRequest], Script]] = [lambda request: HELLO]
     engine = ScriptedEngine(lambda request: scripts[0](request))
-    with start_gateway(engine, token=TOKEN, timing=timing) as gateway:
+    with start_gateway(engine, token=TOKEN, timing=timing, body_limit=body_limit) as gateway:
         headers = {"x-api-key": TOKEN}
         with httpx.Client(base_url=gateway.url, headers=headers, timeout=30) as client:
             yield Stage(engine, gateway, client, scripts)

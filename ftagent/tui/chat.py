@@ -80,6 +80,12 @@ class ChatApp(App[int], inherit_bindings=False):
         self._store = store
         self._session = session
         self._recorder = self._new_recorder()
+        # Held, not queried: a timer may still fire when the screen is already being taken down.
+        self.prompt = PromptInput()
+        self.transcript = Transcript()
+        self._column = FiguresColumn()
+        self._row = StatusRow()
+        self._footer = Footer()
         self._thinking: bool | None = None  # None: the model's own default
         self._folded = True
         self._turn: Turn | None = None
@@ -93,12 +99,12 @@ class ChatApp(App[int], inherit_bindings=False):
     def compose(self) -> ComposeResult:
         yield Static(Content(header_text(self._engine.model)), id="header")
         with Horizontal(id="middle"):
-            yield Transcript()
-            yield FiguresColumn()
-        yield StatusRow()
+            yield self.transcript
+            yield self._column
+        yield self._row
         with Vertical(id="prompt-frame"):
-            yield PromptInput()
-        yield Footer()
+            yield self.prompt
+        yield self._footer
 
     async def on_mount(self) -> None:
         self.theme = "ansi-dark"  # names the terminal's own sixteen colours; right on light ones as well
@@ -109,12 +115,12 @@ class ChatApp(App[int], inherit_bindings=False):
             await self.transcript.show_session(self._session.messages, self._folded)
 
     @property
-    def prompt(self) -> PromptInput:
-        return self.query_one(PromptInput)
+    def session(self) -> Session:
+        return self._session
 
     @property
-    def transcript(self) -> Transcript:
-        return self.query_one(Transcript)
+    def answering(self) -> bool:
+        return self._turn is not None
 
     # The turn: send, read, redraw, end.
 
@@ -196,9 +202,8 @@ class ChatApp(App[int], inherit_bindings=False):
         except FtError:
             snapshot = None
         now = figures(snapshot, self._engine.model, self._engine.health, turn, time.monotonic())
-        with self.batch_update():
-            self.query_one(FiguresColumn).show(now)
-            self.query_one(StatusRow).show(now)
+        self._column.show(now)
+        self._row.show(now)
 
     # Keys.
 
@@ -313,8 +318,8 @@ class ChatApp(App[int], inherit_bindings=False):
         """Say one line in the footer for a while."""
         if self._notice_timer is not None:
             self._notice_timer.stop()
-        self.query_one(Footer).notice(text)
-        self._notice_timer = self.set_timer(NOTICE_S, lambda: self.query_one(Footer).notice(""))
+        self._footer.notice(text)
+        self._notice_timer = self.set_timer(NOTICE_S, lambda: self._footer.notice(""))
 
     def _new_recorder(self) -> Recorder:
         return Recorder(self._session, self._notice)

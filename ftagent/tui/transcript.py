@@ -12,8 +12,10 @@ from markdown_it import MarkdownIt
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.geometry import Size
+from textual.reactive import Reactive
 from textual.widgets import Collapsible, Markdown, Static
-from textual.widgets.markdown import MarkdownStream
+from textual.widgets.markdown import MarkdownBlock, MarkdownStream
 
 from ftagent.answer import safe_text
 from ftagent.conversation import Text, Thinking
@@ -30,8 +32,26 @@ def _parser() -> MarkdownIt:
     return parser.disable(["link", "image", "autolink", "linkify", "reference", "html_block", "html_inline"])
 
 
-class AnswerText(Markdown):
+class _OneLayout:
+    """For widgets whose size follows from its content in one layout pass.
+
+    Textual lays the screen out a second time whenever a virtual size changes. Here nothing could come of it,
+    and it would double the cost of each piece of a streamed answer.
+    """
+
+    virtual_size = Reactive(Size(0, 0))
+
+
+def _one_layout(block: type[MarkdownBlock]) -> type[MarkdownBlock]:
+    return type(block.__name__, (_OneLayout, block), {})
+
+
+class AnswerText(_OneLayout, Markdown):
     """A part of an answer. `extend` takes the whole text so far and streams what is new of it."""
+
+    BLOCKS = {  # noqa: RUF012 - the base class declares it so
+        name: _one_layout(block) for name, block in Markdown.BLOCKS.items()
+    }
 
     def __init__(self) -> None:
         super().__init__(parser_factory=_parser, open_links=False)
@@ -93,7 +113,7 @@ class Remark(Static):
         super().__init__(Content(safe_text(text)))
 
 
-class Answer(Vertical):
+class Answer(_OneLayout, Vertical):
     """One answer: its thinking and text in order, and a line below that says how it goes or went."""
 
     def __init__(self, folded: bool = True) -> None:
@@ -157,7 +177,7 @@ class Answer(Vertical):
         self._line.update(Content(safe_text(line)))
 
 
-class Transcript(VerticalScroll, can_focus=False):
+class Transcript(_OneLayout, VerticalScroll, can_focus=False):
     """The scrolling list of all of it; it follows the end until the user scrolls back."""
 
     def on_mount(self) -> None:

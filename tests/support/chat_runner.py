@@ -60,7 +60,7 @@ def script_for(request: GenerateRequest) -> Script:
 
 def _words(count: int) -> Iterator[TextDelta | float]:
     for number in range(1, count + 1):
-        yield TextDelta(f"word{number}{'.' if number % 12 else '.' + chr(10) * 2} ")
+        yield TextDelta(f"word{number}{'.' if number % 60 else '.' + chr(10) * 2} ")
         yield 0.01
 
 

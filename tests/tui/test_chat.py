@@ -1,0 +1,527 @@
+"""The chat screen under Pilot: typing, streaming, stopping, sessions, sizes."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.events import Key, Paste
+
+from ftagent.conversation import Conversation, Message, Text, Thinking
+from ftagent.engine.api import GenerateRequest
+from ftagent.errors import ConfigError
+from ftagent.events import Finished, Progress, TextDelta, ThinkingDelta, Usage
+from ftagent.sessions import NEWEST, SessionStore
+from ftagent.tui.chat import ChatApp, run_chat
+from ftagent.tui.transcript import ThinkingText
+from ftagent.tui.widgets import EMBEDDED_NOTE, FiguresColumn, StatusRow
+from tests.support.chat_runner import HOSTILE, EmbeddedEngine, script_for
+from tests.support.scripted import Script, ScriptedEngine
+from tests.tui.stage import on_stage, words
+
+pytestmark = pytest.mark.anyio
+FOREVER = 3600.0
+USAGE = Usage(10, 2)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def conversation(request: GenerateRequest) -> Conversation:
+    assert isinstance(request.prompt, Conversation)
+    return request.prompt
+
+
+def partial(text: str) -> Callable[[GenerateRequest], Script]:
+    """Says `text` at once and never ends by itself."""
+    return lambda request: [Progress("prefill", 0, 9), TextDelta(text), FOREVER]
+
+
+async def test_a_typed_message_is_answered_and_kept(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.type("hello there")
+        await stage.pilot.press("enter")
+        await stage.until(lambda: stage.closing_lines != [] and "in (" in stage.closing_lines[0])
+        assert stage.prompts == ["› hello there"]
+        assert stage.answers == ["You said **hello there**, message 1, thinking None."]
+        assert "You said hello there, message 1" in stage.screen_text()  # rendered, not the source
+        assert stage.closing_lines[0].startswith("120 in (96 cached)  7 out  first token 0.0")
+        assert stage.app.prompt.text == ""
+    session = SessionStore(tmp_path).resume()
+    assert [entry.message.role for entry in session.messages] == ["user", "assistant"]
+    assert not session.messages[1].stopped
+
+
+async def test_the_answer_is_shown_while_it_comes(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, partial("the *first* words")) as stage:
+        await stage.send("go")
+        await stage.until(lambda: "the first words" in stage.screen_text())
+        assert stage.app.answering
+
+
+async def test_waiting_is_shown_before_the_first_token(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.send("wait")
+        await stage.until(lambda: stage.closing_lines == ["reading the prompt… 512 of 2,048 tokens"])
+
+
+async def test_escape_stops_at_once_and_keeps_the_partial_answer(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, partial("half an ans")) as stage:
+        await stage.send("go")
+        await stage.until(lambda: stage.answers == ["half an ans"])
+        await stage.pilot.press("escape")
+        await stage.until(lambda: stage.closing_lines == ["■ stopped"] and stage.engine.active == 0)
+        assert stage.engine.closed_early == 1
+        assert not stage.app.answering
+        assert stage.app.session.messages[1].stopped
+        await stage.send("again")
+        await stage.until(lambda: len(stage.engine.requests) == 2)
+        texts = [message.text for message in conversation(stage.engine.requests[1]).messages]
+        assert texts == ["go", "half an ans", "again"]
+
+
+async def test_escape_before_any_word_gives_the_prompt_back(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.send("wait for it")
+        await stage.until(lambda: stage.engine.active == 1)
+        await stage.pilot.press("escape")
+        await stage.until(lambda: stage.app.prompt.text == "wait for it")
+        assert stage.app.session.messages == ()
+        assert stage.closing_lines == ["■ stopped"]
+
+
+async def test_a_refused_prompt_is_given_back_and_forgotten(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.send("long story")
+        await stage.until(lambda: stage.app.prompt.text == "long story")
+        assert stage.closing_lines[0].startswith("✕ prompt is too long: 9000 tokens > 8192")
+        await stage.ask("hello")
+        (message,) = conversation(stage.engine.requests[-1]).messages
+        assert message.text == "hello"
+
+
+async def test_a_fault_midway_is_said_and_the_chat_goes_on(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.ask("fail")
+        assert stage.answers == ["partial"]
+        assert stage.closing_lines == ["■ failed: the worker died"]
+        assert stage.app.session.messages[1].stopped
+        await stage.ask("hello")
+        assert stage.answers[1].startswith("You said **hello**")
+
+
+async def test_a_second_message_waits_for_the_first(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, partial("x")) as stage:
+        await stage.send("one")
+        await stage.until(lambda: stage.engine.active == 1)
+        await stage.send("two")
+        await stage.until(lambda: stage.footer == "still answering; Esc stops it")
+        assert stage.app.prompt.text == "two"
+        assert len(stage.engine.requests) == 1
+
+
+async def test_thinking_is_folded_to_a_line_and_unfolds(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.ask("think")
+        thought = stage.app.query_one(ThinkingText)
+        assert thought.collapsed
+        assert str(thought.title).startswith("Thought for 0.")
+        assert str(thought.title).endswith("s, 3 tokens")
+        assert "deep thoughts" not in stage.screen_text()
+        await stage.pilot.press("ctrl+o")
+        await stage.until(lambda: "deep thoughts" in stage.screen_text())
+        await stage.pilot.press("ctrl+o")
+        await stage.until(lambda: "deep thoughts" not in stage.screen_text())
+        assert stage.answers == ["So be it."]
+        assert stage.app.session.messages[1].message.blocks[0] == Thinking("deep thoughts")
+
+
+async def test_unfolded_thinking_streams(tmp_path: Path) -> None:
+    script: Script = [ThinkingDelta("step one"), FOREVER]
+    async with on_stage(tmp_path, lambda request: script) as stage:
+        await stage.pilot.press("ctrl+o")
+        await stage.send("go")
+        await stage.until(
+            lambda: "step one" in stage.screen_text() and "Thinking… 0 s" in stage.screen_text()
+        )
+
+
+@pytest.mark.parametrize("key", ["shift+enter", "ctrl+j"])
+async def test_messages_may_have_lines(tmp_path: Path, key: str) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.type("one")
+        await stage.pilot.press(key)
+        await stage.type("two")
+        assert stage.app.prompt.text == "one\ntwo"
+        assert stage.app.prompt.size.height == 2
+        await stage.pilot.press("enter")
+        await stage.until(lambda: len(stage.engine.requests) == 1)
+        assert conversation(stage.engine.requests[0]).messages[0].text == "one\ntwo"
+
+
+async def test_a_paste_of_lines_is_not_sent(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        stage.app.post_message(Paste("def f():\n    return 1\n"))
+        await stage.until(lambda: stage.app.prompt.text == "def f():\n    return 1\n")
+        assert stage.engine.requests == []
+
+
+async def test_keys_that_come_in_one_burst_keep_their_order(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, partial("x")) as stage:
+        for key in ["a", "b", "enter", "c", "up"]:  # all in the queue before the first is handled
+            stage.app.post_message(Key(key, key if len(key) == 1 else None))
+        await stage.until(lambda: stage.app.prompt.text == "ab")
+        assert conversation(stage.engine.requests[0]).messages[0].text == "ab"
+        await stage.pilot.press("down")
+        assert stage.app.prompt.text == "c"
+
+
+async def test_an_empty_prompt_is_not_sent(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.send("  \n ")
+        await stage.pilot.pause()
+        assert stage.engine.requests == []
+
+
+async def test_up_and_down_walk_the_history_and_lines_first(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.ask("first")
+        await stage.ask("second\nlines")
+        await stage.type("draft")
+        await stage.pilot.press("up")
+        assert stage.app.prompt.text == "second\nlines"
+        await stage.pilot.press("up")  # within the lines
+        assert stage.app.prompt.text == "second\nlines"
+        await stage.pilot.press("up")
+        assert stage.app.prompt.text == "first"
+        await stage.pilot.press("up")
+        assert stage.app.prompt.text == "first"
+        await stage.pilot.press("down", "down")
+        assert stage.app.prompt.text == "draft"
+
+
+async def test_resume_shows_and_sends_the_whole_session(tmp_path: Path) -> None:
+    old = SessionStore(tmp_path).create("scripted")
+    said = [
+        Message("user", (Text("early question"),)),
+        Message("assistant", (Thinking("hm"), Text("early **answer**"))),
+    ]
+    old.append(said[0])
+    old.append(said[1], stopped=True)
+    async with on_stage(tmp_path, session=SessionStore(tmp_path).resume(old.id)) as stage:
+        await stage.until(lambda: "early answer" in stage.screen_text())
+        assert stage.prompts == ["› early question"]
+        assert stage.closing_lines == ["■ stopped"]
+        await stage.pilot.press("up")
+        assert stage.app.prompt.text == "early question"
+        await stage.ask("and now?")
+        assert conversation(stage.engine.requests[0]).messages == (
+            *said,
+            Message("user", (Text("and now?"),)),
+        )
+        assert stage.app.session.id == old.id
+
+
+async def test_long_sessions_are_shown_from_their_end(tmp_path: Path) -> None:
+    old = SessionStore(tmp_path).create("scripted")
+    for number in range(70):
+        old.append(Message("user", (Text(f"line {number}"),)))
+    async with on_stage(tmp_path, session=old) as stage:
+        await stage.until(lambda: len(stage.prompts) == 60)
+        assert stage.prompts[0] == "› line 10"
+        assert stage.remarks == ["10 earlier messages are not shown; they are still in the context"]
+
+
+async def test_new_and_resume_commands(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.ask("hello")
+        first = stage.app.session.id
+        await stage.send("/new")
+        await stage.until(lambda: stage.prompts == [])
+        assert stage.app.session.id != first
+        await stage.ask("again")
+        assert len(conversation(stage.engine.requests[-1]).messages) == 1
+        await stage.send(f"/resume {first}")
+        await stage.until(lambda: stage.prompts == ["› hello"] and stage.remarks == [f"resumed {first}"])
+        await stage.send("/resume")
+        await stage.until(lambda: stage.prompts == ["› again"])
+        await stage.send("/resume nonsense")
+        await stage.until(lambda: stage.footer.startswith("no session starts with 'nonsense'"))
+        assert stage.prompts == ["› again"]
+
+
+async def test_sessions_cannot_be_changed_under_an_answer(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, partial("x")) as stage:
+        await stage.send("go")
+        await stage.until(lambda: stage.engine.active == 1)
+        await stage.send("/new")
+        await stage.until(lambda: stage.footer == "still answering; Esc stops it")
+        assert stage.app.session.prompts == ("go",)
+
+
+async def test_the_list_of_sessions(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.send("/sessions")
+        await stage.until(lambda: stage.remarks == [f"no sessions yet in {tmp_path}"])
+        await stage.ask("what is \x1b[31m this?")
+        await stage.send("/sessions")
+        await stage.until(lambda: len(stage.remarks) == 2)
+        assert stage.remarks[1].startswith(stage.app.session.id)
+        assert stage.remarks[1].endswith("1 turns  what is [31m this?")
+
+
+async def test_the_thinking_switch(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        for command, said, sent in [
+            ("/think on", "thinking: on", True),
+            ("/think off", "thinking: off", False),
+            ("/think", "thinking: off", False),
+            ("/think perhaps", "/think takes on or off, not 'perhaps'", False),
+        ]:
+            await stage.send(command)
+            await stage.until(lambda said=said: stage.footer == said)  # type: ignore[misc]
+            await stage.ask("hello")
+            assert conversation(stage.engine.requests[-1]).thinking is sent
+
+
+async def test_help_and_stats_are_shown(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.send("/help")
+        await stage.until(lambda: len(stage.remarks) == 1)
+        assert "Shift+Enter or Ctrl+J" in stage.remarks[0]
+        assert "/export FILE" in stage.remarks[0]
+        await stage.pilot.press("f1")
+        await stage.until(lambda: len(stage.remarks) == 2)
+        await stage.send("/stats")
+        await stage.until(lambda: len(stage.remarks) == 3)
+        assert "900 hits, 100 misses, 42 evictions" in stage.remarks[2]
+        assert "90.0 % –" in stage.remarks[2]  # a layer without look-ups is unknown
+
+
+async def test_copy_goes_to_the_terminal(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.send("/copy")
+        await stage.until(lambda: stage.footer == "there is no answer to copy yet")
+        await stage.ask("hello")
+        await stage.send("/copy")
+        await stage.until(lambda: stage.footer == "sent to the terminal's clipboard")
+        assert stage.app.clipboard == "You said **hello**, message 1, thinking None."
+
+
+async def test_export_writes_once(tmp_path: Path) -> None:
+    target = tmp_path / "out.md"
+    async with on_stage(tmp_path) as stage:
+        await stage.send(f"/export {target}")
+        await stage.until(lambda: stage.footer == "there is nothing to export yet")
+        await stage.ask("hello")
+        await stage.send("/export")
+        await stage.until(lambda: stage.footer == "/export needs a file name")
+        await stage.send(f"/export {target}")
+        await stage.until(lambda: stage.footer == f"written to {target}")
+        written = target.read_text()
+        await stage.send(f"/export {target}")
+        await stage.until(lambda: stage.footer == f"{target} exists; choose another name")
+        assert target.read_text() == written
+        assert "\n## You\n\nhello\n\n## Model\n\nYou said **hello**" in written
+
+
+async def test_an_unknown_command_names_the_nearest_and_is_given_back(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.send("/hlep")
+        await stage.until(lambda: "did you mean /help?" in stage.footer)
+        assert stage.app.prompt.text == "/hlep"
+        await stage.ask("/etc/hosts is what?")
+        assert conversation(stage.engine.requests[0]).messages[0].text == "/etc/hosts is what?"
+
+
+async def test_ctrl_c_clears_then_quits(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.type("some")
+        await stage.pilot.press("ctrl+c")
+        assert stage.app.prompt.text == ""
+        assert stage.footer == "Ctrl+C again quits"
+        await stage.pilot.press("ctrl+c")
+    assert stage.app.return_value == 0
+
+
+async def test_ctrl_c_stops_the_answer_first(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, partial("x")) as stage:
+        await stage.send("go")
+        await stage.until(lambda: stage.answers == ["x"])
+        await stage.pilot.press("ctrl+c")
+        await stage.until(lambda: stage.closing_lines == ["■ stopped"] and stage.engine.active == 0)
+
+
+async def test_ctrl_d_quits_only_when_empty(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.type("ab")
+        await stage.pilot.press("left", "ctrl+d")
+        assert stage.app.prompt.text == "a"
+        await stage.pilot.press("backspace", "ctrl+d")
+    assert stage.app.return_value == 0
+
+
+async def test_quitting_midway_stops_the_engine_and_keeps_what_came(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, partial("half")) as stage:
+        await stage.send("go")
+        await stage.until(lambda: stage.answers == ["half"])
+        await stage.send("/exit")
+    assert stage.engine.active == 0
+    kept = SessionStore(tmp_path).resume().messages
+    assert [entry.message.text for entry in kept] == ["go", "half"]
+    assert kept[1].stopped
+
+
+async def test_the_framework_keys_for_quit_and_palette_do_nothing(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.pilot.press("ctrl+q", "ctrl+p")
+        assert stage.app.is_running
+        assert len(stage.app.screen_stack) == 1
+        await stage.ask("hello")
+
+
+@pytest.mark.parametrize(
+    ("size", "column", "row"),
+    [
+        ((300, 100), True, False),
+        ((100, 15), True, False),
+        ((99, 40), False, True),
+        ((60, 15), False, True),
+        ((59, 15), False, False),
+        ((60, 14), False, False),
+        ((200, 14), False, False),
+        ((20, 5), False, False),
+    ],
+)
+async def test_figures_give_way_on_small_terminals(
+    tmp_path: Path, size: tuple[int, int], column: bool, row: bool
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.pilot.resize_terminal(*size)
+        await stage.until(lambda: stage.app.size == size)
+        assert stage.app.query_one(FiguresColumn).display is column
+        assert stage.app.query_one(StatusRow).display is row
+        await stage.ask("hello")
+        await stage.until(lambda: "7 out" in stage.closing_lines[-1])
+        assert stage.app.prompt.region.height == 1
+        assert stage.app.prompt.region.bottom <= size[1]
+        if column or row:
+            await stage.until(lambda: "96 / 128" in stage.screen_text())
+        if size != (20, 5):
+            assert "You said hello" in stage.screen_text()
+
+
+async def test_a_storm_of_resizes_while_streaming(tmp_path: Path) -> None:
+    async with on_stage(
+        tmp_path, lambda request: [*[TextDelta("word ")] * 50, Finished("stop", USAGE)]
+    ) as stage:
+        await stage.send("go")
+        for step in range(50):
+            await stage.pilot.resize_terminal(40 + 3 * step, 10 + step)
+        await stage.until(lambda: not stage.app.answering)
+        await stage.until(lambda: stage.answers == ["word " * 50])
+
+
+async def test_the_column_shows_the_engine_and_the_last_turn(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        column = stage.app.query_one(FiguresColumn)
+        await stage.until(lambda: "○ idle" in words(column))
+        rows = {line[:12].strip(): line[12:].strip() for line in words(column).splitlines()}
+        assert rows["decode"] == "–"
+        assert rows["first token"] == "–"
+        assert rows["expert hits"] == "90.0 %"
+        assert rows["KV tokens"] == "768 / 65,536"
+        await stage.ask("hello")
+        await stage.until(lambda: "96 / 120" in words(column))
+
+
+async def test_the_model_cannot_act_on_the_terminal_or_make_links(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, size=(120, 40)) as stage:
+        await stage.ask("hostile")
+        await stage.until(lambda: "7 out" in stage.closing_lines[0])
+        text = stage.screen_text()
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
+        for shown in (
+            "]0;owned[2J31mred",
+            "[click](file:///etc/passwd)",
+            "<script>alert(1)</script>",
+            "<b>bold</b>",
+        ):
+            assert shown in text
+        assert "[hidden]: http://reference" in text
+        width, height = stage.app.size
+        metas = [stage.app.screen.get_style_at(x, y).meta for x in range(width) for y in range(height)]
+        assert not any("@click" in meta for meta in metas)
+        await stage.ask(HOSTILE)  # the user's own text as well
+        assert "\x1b" not in stage.screen_text()
+
+
+async def test_markup_of_the_framework_in_any_text_is_plain(tmp_path: Path) -> None:
+    markup = "[bold]x[/bold] [@click=app.exit]y[/] [/"
+    async with on_stage(
+        tmp_path, lambda request: [ThinkingDelta(markup), TextDelta(markup), FOREVER]
+    ) as stage:
+        await stage.pilot.press("ctrl+o")
+        await stage.send(markup)
+        await stage.until(lambda: stage.screen_text().count(markup) == 3)
+
+
+async def test_the_embedded_model_says_so(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, engine=EmbeddedEngine(script_for)) as stage:
+        await stage.until(lambda: EMBEDDED_NOTE in stage.screen_text())
+    async with on_stage(tmp_path) as stage:
+        await stage.until(lambda: "scripted on cpu" in stage.screen_text())
+        assert "embedded" not in stage.screen_text()
+
+
+async def test_a_record_that_cannot_be_written_is_said_and_the_chat_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with on_stage(tmp_path / "file") as stage:
+        await stage.send("hello")
+        await stage.until(lambda: stage.footer.startswith("cannot write the session"))
+        await stage.until(lambda: stage.answers != [] and stage.answers[0].startswith("You said **hello**"))
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("missing", ["stdin", "stdout", "stderr"])
+def test_no_terminal_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.StringIO() if name == missing else _Terminal())
+    with pytest.raises(ConfigError, match=f"{missing} is none.*chat -p"):
+        run_chat(ScriptedEngine(script_for), store=SessionStore(tmp_path))
+
+
+def test_a_dumb_terminal_and_unknown_sessions_are_clear_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, _Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    with pytest.raises(ConfigError, match=r"TERM=dumb.*chat -p"):
+        run_chat(ScriptedEngine(script_for), store=SessionStore(tmp_path))
+    monkeypatch.setenv("TERM", "xterm")
+    for wanted in ("", NEWEST, "2026"):
+        with pytest.raises(ConfigError, match="no session to resume"):
+            run_chat(ScriptedEngine(script_for), store=SessionStore(tmp_path), resume=wanted)
+
+
+def test_every_action_has_its_method() -> None:
+    from ftagent.tui.actions import ACTIONS
+    from ftagent.tui.prompt import PromptInput
+
+    for action in ACTIONS:
+        if action.scope == "prompt":
+            assert callable(getattr(PromptInput, f"do_{action.id}"))
+        elif action.keys:
+            assert callable(getattr(ChatApp, f"action_{action.id}"))
+        else:
+            assert hasattr(ChatApp, f"command_{action.id}") or hasattr(ChatApp, f"action_{action.id}")

@@ -88,7 +88,7 @@ class Adapter:
     """One agent: a table, and the function that writes its configuration and its command line.
 
     `prepare` may write only under `order.directory`. `owned` are the prefixes of variables that steer this
-    agent: they never reach it from outside.
+    agent: they never reach it from outside. `resume` are its arguments for going on where it ended.
     """
 
     name: str
@@ -98,6 +98,7 @@ class Adapter:
     install: str
     protocol: Protocol
     owned: tuple[str, ...]
+    resume: tuple[str, ...]
     volatile: tuple[VolatileSpan, ...]
     prepare: Callable[[Order], Launch]
 

@@ -102,6 +102,10 @@ def _settings(environment: dict[str, str], unattended: bool) -> dict[str, Any]:
         # The client reads CLAUDE.md in every directory above the project, so in the user's home too.
         "claudeMdExcludes": [f"{home}/.claude/**"],
         "skipDangerousModePermissionPrompt": unattended,
+        # The client's own default lets the model judge which calls are safe. A small one must not.
+        "permissions": {"defaultMode": "bypassPermissions" if unattended else "manual"},
+        # Else it writes a URL handler into the user's home.
+        "disableDeepLinkRegistration": "disable",
     }
 
 
@@ -134,6 +138,7 @@ ADAPTER = Adapter(
     install="npm install -g @anthropic-ai/claude-code@2.1.332",
     protocol="anthropic",
     owned=("ANTHROPIC_", "CLAUDE_", "CLAUDECODE"),
+    resume=("--continue",),
     volatile=(
         VolatileSpan("system[0]", r"^x-anthropic-billing-header:.*$", "CLAUDE_CODE_ATTRIBUTION_HEADER=0"),
         VolatileSpan(

@@ -136,7 +136,9 @@ def _run(wish: Wish, settings: Settings) -> int:
             child = {**environment, **launch.environment}
             if wish.task is None:
                 log_to_file()
-                return process.run_foreground(launch.arguments, child).exit_code
+                ended = process.run_foreground(launch.arguments, child)
+                narrate(f"to go on: ftagent run {adapter.name} -- {' '.join(adapter.resume)}")
+                return ended.exit_code
             if wish.events:
                 emit(_session(wish, version, target, directory))
             return _headless(wish, launch.arguments, child, engine)

@@ -1,0 +1,110 @@
+"""`ftagent serve` as a process of its own, with the embedded model and real HTTP."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftagent import demo
+from tests.support.command import PROGRAM, ftagent, private_environment
+
+pytestmark = pytest.mark.skipif(
+    not (demo.directory() / "model.safetensors").exists(), reason="the embedded model's weights are not here"
+)
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A running `ftagent serve --json`, and its first line."""
+    with subprocess.Popen(
+        (*PROGRAM, "serve", "--json", "--port", "0", "--threads", "1", *arguments),
+        cwd=directory,
+        env=private_environment(directory),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def post(ready: dict[str, Any], path: str, body: dict[str, Any], token: str | None = None) -> Any:
+    request = urllib.request.Request(
+        ready["url"] + path,
+        json.dumps(body).encode(),
+        {"content-type": "application/json", "authorization": f"Bearer {token or ready['token']}"},
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+MESSAGE = {"model": "demo", "max_tokens": 16, "messages": [{"role": "user", "content": "What is ftagent?"}]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_answers_and_ends_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    with serving(tmp_path, "--context", "4096") as (process, ready):
+        assert ready["type"] == "ready"
+        assert set(ready) == {"type", "url", "token", "model", "context"}
+        assert ready["context"] == 4096
+        reply = post(ready, "/v1/messages", MESSAGE)
+        assert reply["type"] == "message"
+        assert reply["usage"]["output_tokens"] > 0
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(ready, "/v1/messages", MESSAGE, token="wrong")
+        refused.value.close()
+        assert refused.value.code == 401
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert "loaded" in err
+
+
+@pytest.mark.slow
+def test_one_answer_from_the_command_line(tmp_path: Path) -> None:
+    done = ftagent("chat", "-p", "What is ftagent?", "--threads", "1", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ftagent" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda model: (model / "model.safetensors").unlink(), "safetensors"),
+        (lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda model: (model / "config.json").write_text('{"model_type":"mystery"}', "utf-8"), "mystery"),
+        (lambda model: (model / "config.json").write_text("{", "utf-8"), "config.json"),
+    ],
+    ids=["no weights", "no tokenizer", "unknown family", "damaged config"],
+)
+def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_3(
+    change: Any, words: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "broken-model"
+    model.mkdir()
+    for file in demo.directory().iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    change(model)
+    done = ftagent("serve", "--port", "0", "--model", str(model), "--json", directory=tmp_path)
+    assert done.returncode == 3, done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("loading ")]
+    assert len(lines) == 1, done.stderr
+    assert "broken-model" in lines[0]
+    assert words in lines[0]
+    assert json.loads(done.stdout)["exit_code"] == 3

@@ -227,7 +227,7 @@ def test_queue_full_is_said_before_any_event_and_queued_ones_are_told() -> None:
             tasks.append(asyncio.ensure_future(collect(engine.generate(ask(prompt_of(seed, 5), 150)))))
             await until(lambda seed=seed: known(engine) > seed)  # type: ignore[misc]
         tasks.append(asyncio.ensure_future(collect(engine.generate(ask(prompt_of(3, 5), 150)))))
-        await until(lambda: known(engine) and tasks[3].done())
+        await until(lambda: known(engine) > 0 and tasks[3].done())
         gate.open()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -272,10 +272,8 @@ def test_nan_fails_one_request_only(caplog: pytest.LogCaptureFixture) -> None:
             return rows
 
     async def both(engine: LocalEngine) -> list[list[Event]]:
-        return await asyncio.gather(
-            collect(engine.generate(ask(prompt_of(0, 6), 5))),
-            collect(engine.generate(ask(prompt_of(1, 20), 5))),
-        )
+        prompts = prompt_of(0, 6), prompt_of(1, 20)
+        return await asyncio.gather(*(collect(engine.generate(ask(prompt, 5))) for prompt in prompts))
 
     with toy_engine(Faulty()) as engine:
         first, second = asyncio.run(both(engine))
@@ -353,8 +351,8 @@ def test_logprobs_come_before_their_delta_and_cover_all_tokens() -> None:
     tokens = [token for event in reported for token in event.tokens]
     assert [token.token_id for token in tokens] == cold_tokens(prompt, 6)
     state, known = 0, list(prompt)
-    for token in prompt:
-        state = follow(state, token)
+    for token_id in prompt:
+        state = follow(state, token_id)
     for token in tokens:
         row = toy_logits(state, [entry(position, known_id) for position, known_id in enumerate(known)])
         expected = torch.from_numpy(row).double().log_softmax(-1)

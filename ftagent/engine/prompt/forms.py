@@ -77,14 +77,34 @@ class State(NamedTuple):
     then: str = ""
 
 
+class Spelling(NamedTuple):
+    """How a call is written exactly as the templates write it: what a grammar has to enforce.
+
+    `opens` head name `after_name` arguments `tail` `closes`. The arguments are one JSON object, unless there
+    is a `parameter`: then they are parameters, each `parameter` name `after_parameter` value
+    `end_parameter` and a newline.
+    """
+
+    opens: str
+    head: str
+    after_name: str
+    tail: str
+    closes: str
+    parameter: str = ""
+    after_parameter: str = ""
+    end_parameter: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FormTable:
     """States by name; "content" and "thinking" are where a reply may begin.
 
-    `name_key` and `argument_keys` are the members of a JSON call.
+    `name_key` and `argument_keys` are the members of a JSON call. Without `spelling` calls cannot be
+    enforced.
     """
 
     states: Mapping[str, State]
+    spelling: Spelling | None = None
     name_key: str = "name"
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
 
@@ -121,7 +141,20 @@ _VALUE = (
 )
 
 
-def _qwen(bare_function: bool) -> FormTable:
+_JSON_SPELLING = Spelling("<tool_call>", '\n{"name": "', '", "arguments": ', "}\n", "</tool_call>")
+_XML_SPELLING = Spelling(
+    "<tool_call>",
+    "\n<function=",
+    ">\n",
+    "</function>\n",
+    "</tool_call>",
+    parameter="<parameter=",
+    after_parameter=">\n",
+    end_parameter="\n</parameter>",
+)
+
+
+def _qwen(spelling: Spelling, *, bare_function: bool) -> FormTable:
     """Either spelling is read whichever was taught; a bare <function=...> only where it was taught."""
     bare = (_FUNCTION._replace(when=("offered",)),) if bare_function else ()
     content = (
@@ -152,13 +185,13 @@ def _qwen(bare_function: bool) -> FormTable:
         "json": State("json", (_CLOSE, _OPEN), then="after"),
         "after": State("leave", (_CLOSE, _FUNCTION, _OPEN, json_next[0], *between)),
     }
-    return FormTable(MappingProxyType(states))
+    return FormTable(MappingProxyType(states), spelling)
 
 
 FORMS: Mapping[str, FormTable] = MappingProxyType(
     {
-        "qwen3": _qwen(bare_function=False),
-        "qwen3_5": _qwen(bare_function=True),
+        "qwen3": _qwen(_JSON_SPELLING, bare_function=False),
+        "qwen3_5": _qwen(_XML_SPELLING, bare_function=True),
         "plain": FormTable(
             MappingProxyType(
                 {"content": State("content", _CONTENT), "thinking": State("thinking", _THINKING)}

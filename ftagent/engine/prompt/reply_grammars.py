@@ -1,0 +1,144 @@
+"""Grammars of whole replies and of single calls, compiled as strictly as llguidance can.
+
+A tool whose schema cannot be compiled is held to a looser grammar, with a warning: first without the keywords
+that llguidance lacks, then to the names and types only. Its name is enforced in any case.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from llguidance import LLMatcher
+
+from ftagent.conversation import ToolSpec
+from ftagent.engine.prompt import lark
+from ftagent.engine.prompt.forms import Spelling
+from ftagent.engine.prompt.matchers import Compiler, GrammarError, Running
+from ftagent.errors import BadRequest
+
+log = logging.getLogger(__name__)
+
+_LOOSER: tuple[lark.Strictness, ...] = ("lenient", "names")
+_Graded = Sequence[tuple[ToolSpec, lark.Strictness]]
+
+
+class Calls(NamedTuple):
+    """The calls that a reply may hold."""
+
+    spelling: Spelling
+    tools: Sequence[ToolSpec]
+    parallel: bool
+
+    @property
+    def key(self) -> str:
+        tools = [(tool.name, tool.parameters) for tool in self.tools]
+        return json.dumps([self.spelling, tools, self.parallel], default=dict)
+
+
+class Thinking(NamedTuple):
+    """`open`: the reply begins inside a thinking block. `may_open`: it may begin with one of its own."""
+
+    open: bool
+    may_open: bool
+
+
+def start_call(compiler: Compiler, calls: Calls) -> Running:
+    """A match of one call, from right after its opening marker to its closing one."""
+
+    def write(graded: _Graded) -> str:
+        grammar = lark.Grammar(compiler.added)
+        return grammar.text(lark.call_body(grammar, calls.spelling, graded))
+
+    return compiler.start(f"call {calls.key}", lambda: _compile_calls(compiler, calls, write))
+
+
+def start_calls(compiler: Compiler, thinking: Thinking, calls: Calls) -> Running:
+    """A match of a whole reply that is nothing but calls, after thinking."""
+
+    def write(graded: _Graded) -> str:
+        grammar = lark.Grammar(compiler.added)
+        return grammar.text(_after_thinking(grammar, thinking, _calls(grammar, calls, graded)))
+
+    key = json.dumps(["calls", thinking, calls.key])
+    return compiler.start(key, lambda: _compile_calls(compiler, calls, write))
+
+
+def start_structured(compiler: Compiler, thinking: Thinking, calls: Calls | None, schema: Any) -> Running:
+    """A match of a whole reply that is JSON of `schema`, or calls if there are any, after thinking.
+
+    Raises BadRequest when the schema cannot be compiled.
+    """
+
+    def write(graded: _Graded) -> str:
+        grammar = lark.Grammar(compiler.added)
+        body = grammar.add(lark.content_json(schema))
+        if calls is not None:
+            body = grammar.add(f"{body} | {_calls(grammar, calls, graded)}")
+        return grammar.text(_after_thinking(grammar, thinking, body))
+
+    def build() -> LLMatcher:
+        tools = [] if calls is None else _grade(compiler, calls)
+        try:
+            return compiler.compile(write(tools))
+        except GrammarError as error:
+            raise BadRequest(f"json_schema cannot be enforced: {error}", field="json_schema") from None
+
+    return compiler.start(json.dumps(["json", thinking, calls and calls.key, schema]), build)
+
+
+def _calls(grammar: lark.Grammar, calls: Calls, graded: _Graded) -> str:
+    body = lark.call_body(grammar, calls.spelling, graded)
+    call = grammar.add(f"{grammar.marker(calls.spelling.opens)} {body}")
+    return grammar.add(lark.calls(call, parallel=calls.parallel))
+
+
+def _after_thinking(grammar: lark.Grammar, thinking: Thinking, body: str) -> str:
+    if thinking.open:
+        return f"{lark.thinking(grammar, '</think>')} {body}"
+    if thinking.may_open and grammar.is_native("<think>") and grammar.is_native("</think>"):
+        block = f"{grammar.marker('<think>')} {lark.thinking(grammar, '</think>')}"
+        return f"{block} {body} | {body}"
+    return body
+
+
+def _compile_calls(compiler: Compiler, calls: Calls, write: Callable[[_Graded], str]) -> LLMatcher:
+    """The strictest grammar that compiles."""
+    try:
+        return compiler.compile(write([(tool, "exact") for tool in calls.tools]))
+    except GrammarError:
+        pass
+    try:
+        return compiler.compile(write(_grade(compiler, calls)))
+    except GrammarError as error:
+        log.warning("the tools' grammar is too large (%s); only names and types are enforced", error)
+        return compiler.compile(write([(tool, "names") for tool in calls.tools]))
+
+
+def _grade(compiler: Compiler, calls: Calls) -> _Graded:
+    """Each tool with the strictest grammar that compiles for it alone."""
+    return [(tool, _strictness(compiler, calls.spelling, tool)) for tool in calls.tools]
+
+
+def _strictness(compiler: Compiler, spelling: Spelling, tool: ToolSpec) -> lark.Strictness:
+    reason = _refusal(compiler, spelling, tool, "exact")
+    if not reason:
+        return "exact"
+    for looser in _LOOSER:
+        if looser == "names" or not _refusal(compiler, spelling, tool, looser):
+            log.warning("schema of tool %s is enforced loosely (%s): %s", tool.name, looser, reason)
+            return looser
+    return "names"
+
+
+def _refusal(compiler: Compiler, spelling: Spelling, tool: ToolSpec, strictness: lark.Strictness) -> str:
+    """Why the tool's grammar does not compile; "" if it does."""
+    grammar = lark.Grammar(compiler.added)
+    text = grammar.text(lark.call_body(grammar, spelling, [(tool, strictness)]))
+    try:
+        compiler.compile(text)
+    except GrammarError as error:
+        return str(error)
+    return ""

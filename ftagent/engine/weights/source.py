@@ -84,7 +84,7 @@ class Checker:
 
     @staticmethod
     def _blank(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """One number seen as a whole tensor. (The meta device would load torch's compiler for the first sum.)"""
+        """One number seen as a whole tensor. (The meta device would load torch's compiler.)"""
         return torch.zeros((), dtype=dtype).expand(shape)
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:

@@ -20,53 +20,54 @@ from ftagent import __version__
 from ftagent.engine.api import Engine
 from ftagent.errors import FtError
 from ftagent.gateway import wire_anthropic, wire_openai
-from ftagent.gateway.body import BODY_LIMIT, parse_body, read_body
+from ftagent.gateway.body import BODY_LIMIT, Model, parse_body, read_body
 from ftagent.gateway.errors import Refused, error_body, fault_of, protocol_of
 from ftagent.gateway.metrics import CONTENT_TYPE, plain, prometheus_text
 from ftagent.gateway.render_anthropic import MessageRenderer
 from ftagent.gateway.render_openai import ChatRenderer, CompletionRenderer, ReplyHead
-from ftagent.gateway.reply import ReplyResponse, Timing
+from ftagent.gateway.reply import ReplyResponse, Running, Timing
 from ftagent.gateway.security import Guard
 from ftagent.gateway.sse import EventStream, encode_event
 
 STATS_INTERVAL_S = 0.25
+_LARGE_BODY = 1 << 20  # bytes
 
 
 class Routes:
     """The endpoints of one engine."""
 
-    def __init__(self, engine: Engine, timing: Timing, body_limit: int) -> None:
+    def __init__(self, engine: Engine, running: Running, body_limit: int) -> None:
         self._engine = engine
-        self._timing = timing
+        self._running = running
         self._body_limit = body_limit
         self._started = int(time.time())
 
     async def messages(self, request: Request) -> Response:
-        body = parse_body(wire_anthropic.MessagesRequest, await read_body(request, self._body_limit))
+        body = await self._parse(wire_anthropic.MessagesRequest, request)
         reply_id = _new_id("msg_")
         session = request.headers.get("x-claude-code-session-id", "")
         events = self._engine.generate(wire_anthropic.generate_request(body, reply_id, session))
         renderer = MessageRenderer(reply_id, body.model)
-        return ReplyResponse(events, renderer, stream=bool(body.stream), timing=self._timing)
+        return ReplyResponse(events, renderer, self._running, stream=bool(body.stream))
 
     async def count_tokens(self, request: Request) -> Response:
-        body = parse_body(wire_anthropic.CountRequest, await read_body(request, self._body_limit))
+        body = await self._parse(wire_anthropic.CountRequest, request)
         tokens = await self._engine.count_tokens(wire_anthropic.conversation_of(body))
         return JSONResponse({"input_tokens": tokens})
 
     async def chat(self, request: Request) -> Response:
-        body = parse_body(wire_openai.ChatRequest, await read_body(request, self._body_limit))
+        body = await self._parse(wire_openai.ChatRequest, request)
         head = _head("chatcmpl-", body, logprobs=bool(body.logprobs))
         events = self._engine.generate(wire_openai.chat_request(body, head.id))
         renderer = ChatRenderer(head, wire_openai.custom_tools(body))
-        return ReplyResponse(events, renderer, stream=bool(body.stream), timing=self._timing)
+        return ReplyResponse(events, renderer, self._running, stream=bool(body.stream))
 
     async def completions(self, request: Request) -> Response:
-        body = parse_body(wire_openai.CompletionRequest, await read_body(request, self._body_limit))
+        body = await self._parse(wire_openai.CompletionRequest, request)
         head = _head("cmpl-", body, logprobs=body.logprobs is not None)
         vocab = self._engine.model.vocab
         events = self._engine.generate(wire_openai.completion_request(body, head.id, vocab))
-        return ReplyResponse(events, CompletionRenderer(head), stream=bool(body.stream), timing=self._timing)
+        return ReplyResponse(events, CompletionRenderer(head), self._running, stream=bool(body.stream))
 
     async def models(self) -> Response:
         model = self._model(self._engine.model.id)
@@ -100,6 +101,13 @@ class Routes:
     async def hello(self) -> Response:
         return JSONResponse({"name": "ftagent", "version": __version__})
 
+    async def _parse(self, model: type[Model], request: Request) -> Model:
+        body = await read_body(request, self._body_limit)
+        if len(body) < _LARGE_BODY:
+            return parse_body(model, body)
+        # Checking megabytes takes long enough to hold up other streams.
+        return await asyncio.to_thread(parse_body, model, body)
+
     def _model(self, model_id: str) -> dict[str, Any]:
         """One object that the model types of both protocols accept."""
         info = self._engine.model
@@ -121,7 +129,7 @@ class Routes:
         }
 
     async def _snapshots(self) -> AsyncGenerator[bytes, None]:
-        while True:
+        while not self._running.closing:
             yield encode_event(plain(self._engine.stats()), "stats")
             await asyncio.sleep(STATS_INTERVAL_S)
 
@@ -137,13 +145,15 @@ def create_app(
     """The ASGI application in front of `engine`.
 
     `token` None means no token is asked for. `body_limit` is in bytes. `hosts` are names accepted in the Host
-    header besides loopback ones.
+    header besides loopback ones, "*" for any literal address. `app.state.close()` ends all open replies.
     """
+    running = Running(timing or Timing())
     app = FastAPI(title="ftagent", version=__version__, openapi_url=None, redirect_slashes=False)
-    app.include_router(_router(Routes(engine, timing or Timing(), body_limit)))
+    app.include_router(_router(Routes(engine, running, body_limit)))
     app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
     app.add_exception_handler(FtError, _on_error)
+    app.state.close = running.close
     app.add_middleware(Guard, token=token, hosts=hosts)
     return app
 

@@ -35,6 +35,14 @@ class EventPump:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    def interrupt(self, error: Exception) -> None:
+        """End the generation here: whoever waits for an event gets `error` instead."""
+        if self._task is not None:
+            self._task.cancel()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(error)
+
     async def next(self, timeout_s: float | None) -> Event | None:
         """The next event, or None after `timeout_s` seconds. The last one is a Finished.
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ftagent.errors import EngineError, FtError
+from ftagent.errors import EngineError, EngineStopped, FtError
 from ftagent.events import Event, Finished, Progress
 from ftagent.gateway.pump import EventPump
 from ftagent.gateway.sse import HEAD, until_disconnect
@@ -56,23 +57,53 @@ class Timing:
     admission: float = 2.0
 
 
+class Running:
+    """The replies under way in one application, so that closing it can end each in its own protocol."""
+
+    def __init__(self, timing: Timing) -> None:
+        self.timing = timing
+        self.closing = False
+        self._pumps: set[EventPump] = set()
+
+    @asynccontextmanager
+    async def entry(self, pump: EventPump) -> AsyncIterator[None]:
+        self._pumps.add(pump)
+        if self.closing:
+            pump.interrupt(_closing())
+        try:
+            yield
+        finally:
+            self._pumps.discard(pump)
+
+    def close(self) -> None:
+        """End every reply with an error. Call it in the loop that serves them."""
+        self.closing = True
+        for pump in self._pumps:
+            pump.interrupt(_closing())
+
+
+def _closing() -> EngineStopped:
+    return EngineStopped("the server is closing: the reply is not complete")
+
+
 class ReplyResponse(Response):
     """Runs one generation when it is sent; stops it as soon as the client is gone."""
 
     def __init__(
-        self, events: AsyncGenerator[Event, None], renderer: Renderer, *, stream: bool, timing: Timing
+        self, events: AsyncGenerator[Event, None], renderer: Renderer, running: Running, *, stream: bool
     ) -> None:
         super().__init__()
         self._events = events
         self._renderer = renderer
+        self._running = running
         self._stream = stream
-        self._timing = timing
+        self._timing = running.timing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until_disconnect(self._reply(scope, receive, send), receive)
 
     async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with EventPump(self._events) as pump:
+        async with EventPump(self._events) as pump, self._running.entry(pump):
             if self._stream:
                 await self._streamed(pump, send)
                 return

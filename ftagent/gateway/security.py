@@ -24,7 +24,8 @@ class Guard:
     """Refuses requests before any route sees them: 403 for a strange Host or Origin, 401 without the token.
 
     The Host check stops DNS rebinding: a page whose name resolves to 127.0.0.1 still sends its own name.
-    `hosts` are names accepted besides loopback ones, for a gateway that listens elsewhere.
+    `hosts` are names accepted besides loopback ones, for a gateway that listens elsewhere; "*" stands for any
+    literal address, which no foreign page can rebind.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: Collection[str] = ()) -> None:
@@ -71,17 +72,25 @@ class Guard:
         except ValueError:
             return False
         plain = not (parts.username or parts.path or parts.query or parts.fragment) and parts.scheme == "http"
-        return plain and given == port and (is_loopback(name) or name in self._hosts)
+        return plain and given == port and self._is_known(name)
+
+    def _is_known(self, name: str) -> bool:
+        if is_loopback(name) or name in self._hosts:
+            return True
+        return "*" in self._hosts and _address(name) is not None
 
 
 def is_loopback(name: str) -> bool:
     """Whether `name`, a host name or an address without brackets, is this machine to itself."""
-    if name == "localhost":
-        return True
+    address = _address(name)
+    return name == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(name).is_loopback
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
+        return None
 
 
 def _sent_tokens(headers: Headers) -> list[str]:

@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from ftagent.engine.api import Engine
 from ftagent.errors import ConfigError, EngineError
@@ -22,6 +23,18 @@ from ftagent.gateway.security import is_loopback
 _START_TIMEOUT_S = 30.0
 _GRACE_S = 1  # how long open replies may go on after close()
 _IDLE_CONNECTION_S = 120  # longer than agents pause between turns, so that they do not meet a closing socket
+
+
+class _Server(uvicorn.Server):
+    """Ends open replies in their own protocol before connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._gateway_app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gateway_app.state.close()
+        await super().shutdown(sockets)
 
 
 class Gateway:
@@ -50,7 +63,7 @@ class Gateway:
         raise EngineError(f"the gateway could not start on {self.url}: see the log")
 
     def close(self) -> None:
-        """Stop serving: open replies are cut after a second. Safe to call twice."""
+        """Stop serving. Open replies end with an error, within about a second. Safe to call twice."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
@@ -82,10 +95,8 @@ def start_gateway(
         raise ConfigError(f"a gateway without a token must listen on loopback, not on {host}")
     used = None if open_access else token or secrets.token_urlsafe(24)
     listener = _bind(host, port)
-    name = f"[{host}]" if ":" in host else host
     bound = listener.getsockname()[1]
-    hosts = () if is_loopback(host) else (host,)
-    app = create_app(engine, token=used, timing=timing, body_limit=body_limit, hosts=hosts)
+    app = create_app(engine, token=used, timing=timing, body_limit=body_limit, hosts=_names(host))
     options: dict[str, Any] = {"loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off"}
     config = uvicorn.Config(
         app,
@@ -97,9 +108,25 @@ def start_gateway(
         timeout_graceful_shutdown=_GRACE_S,
         **options,
     )
-    gateway = Gateway(uvicorn.Server(config), listener, f"http://{name}:{bound}", used)
+    gateway = Gateway(_Server(config, app), listener, f"http://{_reachable(host)}:{bound}", used)
     gateway.start()
     return gateway
+
+
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+def _names(host: str) -> tuple[str, ...]:
+    """What a Host header may say besides loopback names."""
+    if host in _EVERYWHERE:
+        return ("*", socket.gethostname())
+    return () if is_loopback(host) else (host,)
+
+
+def _reachable(host: str) -> str:
+    """`host` as clients on this machine put it in a URL."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{here}]" if ":" in here else here
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -25,7 +25,14 @@ from ftagent.conversation import (
 )
 from ftagent.engine.api import GenerateRequest, SamplingParams
 from ftagent.errors import BadRequest
-from ftagent.gateway.wire_common import check_choice, join_results, schema_text, tool_call, user_messages
+from ftagent.gateway.wire_common import (
+    check_choice,
+    distinct,
+    join_results,
+    schema_text,
+    tool_call,
+    user_messages,
+)
 
 
 class _Wire(BaseModel):
@@ -195,7 +202,7 @@ def conversation_of(request: CountRequest) -> Conversation:
     for index, wire in enumerate(request.messages):
         blocks = list(_blocks(wire.content, f"messages.{index}.content", wire.role))
         messages += user_messages(blocks) if wire.role == "user" else [Message(wire.role, tuple(blocks))]
-    tools = _tools(request)
+    tools = distinct(_tools(request))
     return Conversation(
         join_results(messages), tools, check_choice(_choice(request.tool_choice), tools), _thinking(request)
     )

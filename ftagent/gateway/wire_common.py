@@ -54,6 +54,16 @@ def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any] | None
     )
 
 
+def distinct(tools: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """The tools, if no two share a name. Raises BadRequest."""
+    named: dict[str, ToolSpec] = {}
+    for tool in tools:
+        if tool.name in named:
+            raise BadRequest(f"two tools are named {tool.name!r}", "tools")
+        named[tool.name] = tool
+    return tuple(named.values())
+
+
 def check_choice(choice: ToolChoice, tools: tuple[ToolSpec, ...]) -> ToolChoice:
     """`choice`, if the offered tools allow it. Raises BadRequest."""
     if choice.mode in ("required", "named") and not tools:

@@ -25,7 +25,7 @@ from ftagent.conversation import (
 )
 from ftagent.engine.api import GenerateRequest, SamplingParams
 from ftagent.errors import BadRequest
-from ftagent.gateway.wire_common import check_choice, join_results, schema_text, tool_call
+from ftagent.gateway.wire_common import check_choice, distinct, join_results, schema_text, tool_call
 
 _TEXT_DEFAULT_TOKENS = 16  # the API's default for /v1/completions
 _MAX_TOP_LOGPROBS = 20
@@ -272,7 +272,7 @@ def _raw_prompt(
 
 def _conversation(request: ChatRequest) -> Conversation:
     messages = [_message(message, f"messages.{index}") for index, message in enumerate(request.messages)]
-    tools = tuple(_tools(request.tools or []))
+    tools = distinct(_tools(request.tools or []))
     choice = check_choice(_choice(request), tools)
     return Conversation(join_results(messages), tools, choice, _thinking(request))
 

@@ -286,6 +286,7 @@ def test_streamed_completion_usage_comes_last(client: openai.OpenAI, stage: Stag
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "nope"}}, "tools": TOOLS}, "tool_choice"),
+        ({"tools": TOOLS + TOOLS}, "tools"),
         ({"temperature": 3}, "temperature"),
         ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages.0.content.0.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),

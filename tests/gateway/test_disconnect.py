@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-from typing import Any
 
 import pytest
 
@@ -117,14 +116,15 @@ def test_a_dead_engine_tells_every_open_request(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_closing_the_gateway_ends_open_replies(stream: bool) -> None:
+def test_closing_the_gateway_ends_open_replies(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     with staged() as stage:
         stage.play([TextDelta("one"), NEVER])
         with stage.send(stage.request_bytes("/v1/messages", body_bytes(stream=stream))) as connection:
             assert eventually(lambda: stage.engine.active == 1)
             stage.gateway.close()
             assert stage.engine.active == 0
-            rest: Any = b""
+            rest = read_until(connection, b"the server is closing")
             while piece := connection.recv(65536):
                 rest += piece
             assert b"message_stop" not in rest
+    assert caplog.text == ""

@@ -40,6 +40,25 @@ def test_open_access_is_for_loopback_only() -> None:
         start_gateway(engine(), host="0.0.0.0", open_access=True)
 
 
+def test_listening_everywhere_serves_addresses_but_no_foreign_name() -> None:
+    with start_gateway(engine(), host="0.0.0.0") as gateway:
+        port = gateway.url.rpartition(":")[2]
+        assert gateway.url == f"http://127.0.0.1:{port}"
+        for name, status in (("192.0.2.7", 200), (socket.gethostname(), 200), ("evil.example", 403)):
+            reply = httpx.get(gateway.url + "/health", headers={"host": f"{name}:{port}"})
+            assert reply.status_code == status
+
+
+def test_closing_ends_a_stream_of_figures(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = start_gateway(engine(), open_access=True)
+    with httpx.stream("GET", gateway.url + "/v1/stats/stream") as reply:
+        lines = reply.iter_lines()
+        assert next(lines) == "event: stats"
+        gateway.close()
+        assert len(list(lines)) < 20
+    assert caplog.text == ""
+
+
 def test_a_taken_port_is_one_clear_line(stage: Stage) -> None:
     with pytest.raises(
         ConfigError, match=f"cannot listen on 127.0.0.1 port {stage.port}: .*; choose another port"

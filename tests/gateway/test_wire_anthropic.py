@@ -247,6 +247,7 @@ def test_blocks_of_other_servers_tools_are_passed_over() -> None:
         ("x", {"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ("x", {"tools": [{"input_schema": {}}]}, "tools.0.name"),
         ("x", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
+        ("x", {"tools": [tool("f"), tool("f")]}, "tools"),
         ("x", {"tool_choice": {"type": "any"}}, "tool_choice"),
         ("x", {"tool_choice": {"type": "tool", "name": "g"}, "tools": [tool("f")]}, "tool_choice"),
         ("x", {"thinking": {"type": "sometimes"}}, "thinking.type"),

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftagent.engine.context.prefix import PrefixCache
-from ftagent.engine.runner import Chunk
+from ftagent.engine.runner import Chunk, Runner
 from ftagent.engine.scheduler import Job, Piece, Scheduler, share_evenly
 from ftagent.errors import PromptTooLong, QueueFull
 from tests.support.toy import VOCAB, ToyRunner, cold_tokens
 
 
 class Bench:
-    """Runs a scheduler on a toy runner without threads, greedily, checking integrity after every step."""
+    """Runs a scheduler without threads, greedily, and checks all books after every step."""
 
-    def __init__(self, runner: ToyRunner, anchors: int = 16, **limits: int) -> None:
+    def __init__(self, runner: ToyRunner | Runner, anchors: int = 16, **limits: int) -> None:
         self.runner = runner
         self.prefix = PrefixCache(runner.kv, runner.recurrent, anchors)
         self.scheduler = Scheduler(runner.kv, runner.recurrent, self.prefix, runner.copy_page, **limits)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from ftagent.engine.prompt.memory import KnownPrefix
 from ftagent.engine.prompt.tokenizer import Tokenizer
 
 LeafKind = Literal["system", "user", "thinking", "text", "call", "argument", "result"]
@@ -145,22 +146,41 @@ def unmark(rendering: str) -> Unmarked:
     return Unmarked("".join(pieces), tuple(sorted(spans)), tuple(guarded))
 
 
+class Encoded(NamedTuple):
+    """A prompt's ids, the position of each edge in them, and where the control tokens stand in its text."""
+
+    ids: list[int]
+    positions: list[int]
+    markup: tuple[tuple[int, int], ...]
+
+
 def encode_prompt(
     tokenizer: Tokenizer,
     text: str,
     words: Sequence[tuple[int, int]],
     cuts: Iterable[int],
     edges: Sequence[int],
-) -> tuple[list[int], list[int]]:
+    known: KnownPrefix | None = None,
+) -> Encoded:
     """Token ids of `text`, and for each character offset in `edges` the number of tokens wholly before it.
 
     No added token is recognised where it touches `words` (disjoint, ascending). Tokens end at each offset in
-    `cuts`; apart from that the ids are those of the text as a whole, so edges change nothing.
+    `cuts`; apart from that the ids are those of the text as a whole, so edges change nothing. `known`, a
+    beginning of `text`, keeps its ids, provided that the same control tokens stand in it.
     """
+    markup = _markup(tokenizer, text, words)
     ids: list[int] = []
     positions: dict[int, int] = {}
     queue = sorted(set(edges), reverse=True)
-    for start, end, added in _pieces(tokenizer, text, words, cuts):
+    begin = 0
+    if known is not None and tuple(span for span in markup if span[0] < len(known.text)) == known.markup:
+        begin = len(known.text)
+        ids += known.token_ids
+        ends = tokenizer.token_ends(ids)
+        while queue and queue[-1] <= begin:
+            edge = queue.pop()
+            positions[edge] = bisect_right(ends, len(text[:edge].encode("utf-8")))
+    for start, end, added in _pieces(len(text), markup, [begin, *cuts], begin):
         before = len(ids)
         piece = text[start:end]
         new = [tokenizer.added_tokens[piece]] if added else tokenizer.encode_plain(piece)
@@ -170,7 +190,7 @@ def encode_prompt(
             inside.append(queue.pop())
         counts = _counts(tokenizer, piece, new, [edge - start for edge in inside])
         positions |= {edge: before + count for edge, count in zip(inside, counts, strict=True)}
-    return ids, [positions.get(edge, len(ids)) for edge in edges]
+    return Encoded(ids, [positions.get(edge, len(ids)) for edge in edges], tuple(markup))
 
 
 def common_prefix(first: str, second: str) -> int:
@@ -185,19 +205,25 @@ def common_prefix(first: str, second: str) -> int:
     return low
 
 
-def _pieces(
-    tokenizer: Tokenizer, text: str, words: Sequence[tuple[int, int]], cuts: Iterable[int]
-) -> Iterable[tuple[int, int, bool]]:
-    """`text` cut at added tokens of the markup and at `cuts`: (start, end, whether an added token)."""
-    added: list[tuple[int, int]] = []
+def _markup(tokenizer: Tokenizer, text: str, words: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where added tokens stand in `text` outside of `words`."""
+    found: list[tuple[int, int]] = []
     position = 0
     for start, end in (*words, (len(text), len(text))):
-        added += [(position + a, position + b) for a, b in tokenizer.added_spans(text[position:start])]
+        spans = tokenizer.added_spans(text[position:start])
+        found += [(position + first, position + last) for first, last in spans]
         position = end
-    stops = sorted({0, len(text), *cuts, *itertools.chain.from_iterable(added)})
-    known = set(added)
-    inside = [(a, b) for a, b in itertools.pairwise(stops)]
-    return [(a, b, (a, b) in known) for a, b in inside]
+    return found
+
+
+def _pieces(
+    length: int, markup: Sequence[tuple[int, int]], cuts: Iterable[int], begin: int
+) -> Iterator[tuple[int, int, bool]]:
+    """The text from `begin` on, cut at markup and at `cuts`: (start, end, whether an added token)."""
+    stops = {length, *cuts, *itertools.chain.from_iterable(markup)}
+    known = set(markup)
+    for span in itertools.pairwise(sorted(stop for stop in stops if stop >= begin)):
+        yield (*span, span in known)
 
 
 def _counts(tokenizer: Tokenizer, piece: str, ids: Sequence[int], offsets: Sequence[int]) -> list[int]:

@@ -7,7 +7,6 @@ Source: the file format of the `tokenizers` library, version "1.0".
 
 from __future__ import annotations
 
-import base64
 import binascii
 import itertools
 import json
@@ -98,7 +97,7 @@ def read_tiktoken(path: Path, pattern: str, added: Mapping[str, int], *, nfc: bo
     try:
         lines = path.read_bytes().splitlines()
         pairs = (line.split() for line in lines if line)
-        ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
+        ranks = {binascii.a2b_base64(token, strict_mode=True): int(rank) for token, rank in pairs}
     except OSError as error:
         raise LoadFailed(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except (ValueError, binascii.Error) as error:

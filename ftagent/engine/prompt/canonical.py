@@ -7,7 +7,8 @@ Pure data; knows neither token ids nor Jinja2.
 The choices:
 - Text blocks of one message are joined by a line break, unless one stands there already; an assistant's are
   joined as they are, since that is how they were generated.
-- Argument keys follow the order of the tool's own schema, then the client's order for the others.
+- Arguments that this engine generated are said as they were generated. The keys of others follow the order
+  of the tool's own schema, then the client's order.
 - Call ids are numbered through the conversation. Clients' ids change from session to session and would
   break the common prefix in templates that render them.
 - A system message that the template refuses where it stands stays there, as a user's message that is marked
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +34,8 @@ from ftagent.conversation import (
     Thinking,
     ToolCall,
     ToolResult,
-    ToolSpec,
 )
+from ftagent.engine.prompt.memory import ReplyMemory
 
 IMAGE_PLACEHOLDER = "[image: this model reads text only]"
 
@@ -89,16 +90,21 @@ def clean(text: str) -> str:
     return text if text.isascii() else _RESERVED.sub("\ufffd", text)
 
 
-def canonical(conversation: Conversation, dialect: Dialect) -> Script:
+def canonical(conversation: Conversation, dialect: Dialect, memory: ReplyMemory) -> Script:
     """Settle everything that may be spelled in several ways."""
     tools = {tool.name: tool for tool in conversation.tools}
+
+    def arguments(call: ToolCall) -> Mapping[str, Any]:
+        tool = tools.get(call.name)
+        return _arguments(call, tool.parameters if tool else {}, memory)
+
     calls = _CallNumbers()
     turns: list[Turn] = []
     for index, message in enumerate(conversation.messages):
         if message.role == "tool":
             turns += _tool_turns(message, index, calls)
         elif message.role == "assistant":
-            turns.append(_assistant_turn(message, index, calls, tools))
+            turns.append(_assistant_turn(message, index, calls, arguments))
         elif message.role == "system":
             turns += _system_turn(message, index)
         else:
@@ -155,7 +161,12 @@ def _tool_turns(message: Message, index: int, calls: _CallNumbers) -> list[Turn]
     return turns
 
 
-def _assistant_turn(message: Message, index: int, calls: _CallNumbers, tools: Mapping[str, ToolSpec]) -> Turn:
+def _assistant_turn(
+    message: Message,
+    index: int,
+    calls: _CallNumbers,
+    arguments: Callable[[ToolCall], Mapping[str, Any]],
+) -> Turn:
     thinking = [clean(block.text) for block in message.blocks if isinstance(block, Thinking)]
     made = [block for block in message.blocks if isinstance(block, ToolCall)]
     return Turn(
@@ -163,7 +174,7 @@ def _assistant_turn(message: Message, index: int, calls: _CallNumbers, tools: Ma
         index,
         "".join(_words(message.blocks)),
         thinking="\n\n".join(thinking),
-        calls=calls.start_turn((call.id, clean(call.name), _arguments(call, tools)) for call in made),
+        calls=calls.start_turn((call.id, clean(call.name), arguments(call)) for call in made),
     )
 
 
@@ -195,7 +206,7 @@ def _count_images(message: Message) -> int:
     return sum(isinstance(block, Image) for block in (*message.blocks, *inside))
 
 
-def _arguments(call: ToolCall, tools: Mapping[str, ToolSpec]) -> Mapping[str, Any]:
+def _arguments(call: ToolCall, schema: Mapping[str, Any], memory: ReplyMemory) -> Mapping[str, Any]:
     arguments: Any = call.arguments
     if call.raw is not None and not arguments:
         try:
@@ -204,8 +215,8 @@ def _arguments(call: ToolCall, tools: Mapping[str, ToolSpec]) -> Mapping[str, An
             arguments = None
         if not isinstance(arguments, dict):
             arguments = {"arguments": call.raw} if call.raw.strip() else {}
-    tool = tools.get(call.name)
-    ordered = _in_schema_order(arguments, tool.parameters if tool else {})
+    generated = memory.recall(call.id, arguments)
+    ordered = _in_schema_order(generated, schema if generated is arguments else {})
     return ordered if isinstance(ordered, dict) else {}
 
 

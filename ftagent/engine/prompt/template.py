@@ -6,8 +6,8 @@ Promises:
 - The text is what the template writes, byte for byte. Marks serve only to find blocks; where a template
   changes a marked text, that block has no boundary rather than a wrong one.
 - What somebody said never becomes a control token, even if it spells one; what the template writes does.
-- The same conversation gives the same ids. When a prompt's text begins with the text of an earlier one, its
-  ids begin with that one's ids, since tokens end where the earlier prompt ended.
+- The same conversation gives the same ids, unless `remember` has noted how a part of it was generated. When
+  a prompt's text begins with the text of an earlier one, its ids begin with that one's ids.
 - `tool_choice` changes nothing here: tools stay in the prompt under "none" as well, so the cached prefix
   stays valid. Whoever samples enforces it.
 - The last message may be the assistant's; the reply is then a further turn of the assistant.
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from ftagent.conversation import Boundary, BoundaryKind, Conversation, ToolSpec
 from ftagent.engine.prompt.boundaries import Leaf, Span, Unmarked, common_prefix, encode_prompt, unmark
 from ftagent.engine.prompt.bpe_import import read_json
 from ftagent.engine.prompt.canonical import Turn, canonical
+from ftagent.engine.prompt.memory import ReplyMemory
 from ftagent.engine.prompt.tokenizer import Tokenizer
 from ftagent.engine.prompt.writer import Wording, Writer
 from ftagent.errors import BadRequest, LoadFailed
@@ -52,6 +53,7 @@ class RenderedPrompt:
     boundaries: tuple[Boundary, ...]
     thinking_open: bool
     notes: tuple[str, ...] = ()
+    markup: tuple[tuple[int, int], ...] = field(default=(), repr=False)  # control tokens, in characters
 
 
 class Edge(NamedTuple):
@@ -63,7 +65,7 @@ class Edge(NamedTuple):
 
 
 class ChatTemplate:
-    """One model's chat template. Immutable after construction; any thread may render.
+    """One model's chat template, with a memory of the replies to what it rendered. Any thread may use it.
 
     `source` is the template's text, for `parsers.detect_form`.
     """
@@ -76,6 +78,7 @@ class ChatTemplate:
         self.source = tool_source or source
         self._tokenizer = tokenizer
         self._writer = Writer(source, tool_source, tokenizer)
+        self._memory = ReplyMemory(tokenizer)
 
     @classmethod
     def from_directory(cls, directory: Path, tokenizer: Tokenizer) -> ChatTemplate:
@@ -92,29 +95,47 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation) -> RenderedPrompt:
         """The prompt for the next reply. Raises BadRequest when the template refuses the conversation."""
-        script = canonical(conversation, self._writer.dialect)
+        script = canonical(conversation, self._writer.dialect, self._memory)
         if not script.turns:
             raise BadRequest("the conversation is empty; send at least one message", "messages")
         wording = Wording(self._writer.tools(conversation.tools), conversation.thinking)
         rendering = _Rendering(self._writer, script.turns, wording, len(conversation.messages))
         edges = sorted(rendering.edges())
         text, words = rendering.found.text, rendering.found.words()
-        ids, positions = encode_prompt(
+        encoded = encode_prompt(
             self._tokenizer,
             text,
             words,
             _header_ends(text, self._writer.headers[conversation.thinking], words),
             [edge.offset for edge in edges],
+            self._memory.prefix(text),
         )
         boundaries = [
             Boundary(edge.kind, position, edge.message)
-            for edge, position in zip(edges, positions, strict=True)
+            for edge, position in zip(edges, encoded.positions, strict=True)
             if position
         ]
         tail = text[words[-1][1] :] if words else text
         return RenderedPrompt(
-            text, tuple(ids), tuple(dict.fromkeys(boundaries)), _thinking_open(tail), script.notes
+            text,
+            tuple(encoded.ids),
+            tuple(dict.fromkeys(boundaries)),
+            _thinking_open(tail),
+            script.notes,
+            encoded.markup,
         )
+
+    def remember(
+        self, prompt: RenderedPrompt, reply_ids: Sequence[int], calls: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """Note the reply to `prompt`: its ids (the stop token included) and its calls (id, JSON arguments).
+
+        When a client sends that reply back, it is rendered with these very ids as long as the text is the
+        same, and calls are said as they were generated: the next prompt begins with this prompt and reply.
+        """
+        for call_id, arguments in calls:
+            self._memory.remember_call(call_id, arguments)
+        self._memory.remember_reply(prompt.text, prompt.token_ids, prompt.markup, reply_ids)
 
 
 class _Rendering:

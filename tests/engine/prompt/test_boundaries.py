@@ -154,7 +154,7 @@ def test_one_odd_message_does_not_cost_the_others() -> None:
 def test_positions_count_whole_tokens_and_change_no_id(text: str, data: st.DataObject) -> None:
     tokenizer = vocabularies.small()
     edges = data.draw(st.lists(st.integers(0, len(text)), max_size=5))
-    ids, positions = encode_prompt(tokenizer, text, [], [], edges)
+    ids, positions, _ = encode_prompt(tokenizer, text, [], [], edges)
     assert ids == tokenizer.encode(text)
     for edge, position in zip(edges, positions, strict=True):
         head = len(tokenizer.normalize(text[:edge]).encode())

@@ -47,9 +47,9 @@ class PagePool:
     def allocate(self, n: int, after: int | None = None) -> list[int]:
         """Take `n` pages, each with one reference.
 
-        `after` is the last page of the request that grows: the pages behind it are preferred. Without it the
-        pages come from the start of the longest free run, which leaves room to grow. Raises PoolFull (all or
-        nothing).
+        `after` is the last page of the request that grows: the pages behind it are preferred. Otherwise the
+        pages come from the longest free run, from its middle when somebody may still grow into its start.
+        Raises PoolFull (all or nothing).
         """
         if n > self._free_count:
             raise PoolFull("KV page", n, self._free_count)
@@ -57,7 +57,7 @@ class PagePool:
         start = None if after is None else after + 1
         while len(taken) < n:
             if start is None or start >= self.total or self._references[start]:
-                start = self._longest_free_run()
+                start = self._roomy_start(n - len(taken))
             while len(taken) < n and start < self.total and not self._references[start]:
                 self._references[start] = 1
                 taken.append(start)
@@ -87,13 +87,14 @@ class PagePool:
         assert min(self._references, default=0) >= 0, "a page has a negative reference count"
         assert held + self._free_count == self.total, f"{held=} {self._free_count=} {self.total=}"
 
-    def _longest_free_run(self) -> int:
+    def _roomy_start(self, n: int) -> int:
+        """Where `n` pages go: into the longest free run, leaving its first half to the holder before it."""
         best, best_length, length = 0, 0, 0
         for page, count in enumerate(self._references):
             length = 0 if count else length + 1
             if length > best_length:
                 best, best_length = page - length + 1, length
-        return best
+        return best + max(min(best_length // 2, best_length - n), 0) if best else best
 
 
 class KvShape(NamedTuple):

@@ -1,9 +1,9 @@
 """Products whose rows do not see each other: the torch reference that other devices are tested against.
 
-A matrix-vector product and a matrix product sum in different orders, and a matrix product of fewer than four
-rows in a third. So decode rows always take the first kind, one row at a time or in a batch of vectors, and
-prefill rows the second, padded to four rows: with the BLAS of torch's CPU builds each row then gives the same
-bits in any company.
+A matrix-vector product and a matrix product sum in different orders, and a matrix product that leaves a
+thread fewer than four rows in a third. So decode rows always take the first kind, one row at a time or in a
+batch of vectors, and prefill rows the second, padded until every thread has four rows: with the BLAS of
+torch's CPU builds each row then gives the same bits in any company.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ def vector_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def matrix_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [rows, in] times weight [out, in], as a product of at least MIN_ROWS rows."""
+    """x [rows, in] times weight [out, in], as a product of at least MIN_ROWS rows for each thread."""
     rows = x.shape[0]
-    if rows >= MIN_ROWS:
+    unit = MIN_ROWS * torch.get_num_threads()
+    padding = -rows % unit if rows < 4 * unit else 0
+    if not padding:
         return F.linear(x, weight)
-    return F.linear(F.pad(x, (0, 0, 0, MIN_ROWS - rows)), weight)[:rows]
+    return F.linear(F.pad(x, (0, 0, 0, padding)), weight)[:rows]
 
 
 def project(x: torch.Tensor, weight: torch.Tensor, decode: int) -> torch.Tensor:

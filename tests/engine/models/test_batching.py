@@ -15,7 +15,7 @@ from ftagent.engine.runner import Runner
 from tests.engine.models.driving import Request
 from tests.engine.models.tiny import Oracle
 
-# Sizes that are multiples of 16: a vectorised loop leaves no scalar tail, so elementwise functions round alike everywhere.
+# Multiples of 16: vectorised loops leave no scalar tail, so elementwise functions round alike in any company.
 EVEN: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 16,
@@ -25,7 +25,9 @@ EVEN: dict[str, Any] = {
 }
 
 
-def alone(runner: Runner, prompt: list[int], cuts: list[int], new: int) -> tuple[list[int], list[torch.Tensor]]:
+def alone(
+    runner: Runner, prompt: list[int], cuts: list[int], new: int
+) -> tuple[list[int], list[torch.Tensor]]:
     """Greedy continuation of a prompt cut at `cuts`, with the logits of every step."""
     request = Request(runner)
     logits = [request.feed(prompt[a:b]) for a, b in zip([0, *cuts], [*cuts, len(prompt)], strict=True)]
@@ -65,7 +67,9 @@ def together(
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe"])
 @pytest.mark.parametrize("seed", range(3))
 def test_four_requests_together_give_the_bits_they_give_alone(family: str, seed: int, tmp_path: Path) -> None:
-    changes = {key: value for key, value in EVEN.items() if family == "qwen3_5_moe" or not key.startswith(("l", "s"))}
+    changes = {
+        key: value for key, value in EVEN.items() if family == "qwen3_5_moe" or not key.startswith(("l", "s"))
+    }
     oracle = Oracle(family, tmp_path, seed, changes)
     runner = load_runner(tmp_path, EngineOptions())
     generator = random.Random(seed)

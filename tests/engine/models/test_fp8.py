@@ -1,8 +1,11 @@
-"""FP8 checkpoints, in both expert layouts and under both prefixes, against the plain values of the same tensors."""
+"""FP8 checkpoints, in both expert layouts and under both prefixes, against the plain values of the same
+tensors.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,12 @@ from ftagent.engine.options import EngineOptions
 from tests.engine.models.driving import logits_by_chunks
 from tests.engine.models.tiny import Oracle
 
-BIG = {"hidden_size": 160, "moe_intermediate_size": 144, "num_hidden_layers": 2, "vocab_size": 61}
+BIG: dict[str, Any] = {
+    "hidden_size": 160,
+    "moe_intermediate_size": 144,
+    "num_hidden_layers": 2,
+    "vocab_size": 61,
+}
 BIG |= {"initializer_range": 0.05}
 
 
@@ -45,7 +53,11 @@ def rewrite(directory: Path, stacked: bool, prefix: str, scale_dtype: torch.dtyp
     written: dict[str, torch.Tensor] = {"mtp.fc.weight": torch.zeros(2, 2), "model.visual.x": torch.zeros(1)}
     for name, tensor in tensors.items():
         new = name.replace("model.", prefix, 1) if name.startswith("model.") else name
-        if tensor.dim() == 2 and ("proj" in name) and not name.endswith(("in_proj_a.weight", "in_proj_b.weight")):
+        if (
+            tensor.dim() == 2
+            and ("proj" in name)
+            and not name.endswith(("in_proj_a.weight", "in_proj_b.weight"))
+        ):
             stored, grid = quantise(tensor)
             grid = grid.to(scale_dtype)
             values[name] = plain(stored, grid)
@@ -98,7 +110,9 @@ def test_fp8_equals_its_plain_values(
         elif ".experts." in name:
             stem, expert, part = name.split(".experts.")[0], *name.split(".experts.")[1].split(".")[:2]
             half = BIG["moe_intermediate_size"]
-            place = {"gate_proj": slice(0, half), "up_proj": slice(half, None), "down_proj": slice(None)}[part]
+            place = {"gate_proj": slice(0, half), "up_proj": slice(half, None), "down_proj": slice(None)}[
+                part
+            ]
             kind = "down_proj" if part == "down_proj" else "gate_up_proj"
             state[f"{stem}.experts.{kind}"][int(expert), place].copy_(value)
     tokens = oracle.tokens(60)
@@ -115,7 +129,8 @@ def test_transformers_reads_the_same_values() -> None:
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     stored, grid = quantise(torch.randn(256, 384))
-    theirs = Fp8Dequantize(None)._dequantize_one(stored, grid, torch.float32)
+    reader: Any = Fp8Dequantize
+    theirs = reader(None)._dequantize_one(stored, grid, torch.float32)
     assert torch.equal(theirs, plain(stored, grid))
 
 

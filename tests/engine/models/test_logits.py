@@ -1,7 +1,8 @@
 """Logits of both families against transformers, fp32, for random configurations: whole, in chunks, by decode.
 
-Random weights of standard deviation 0.2 make the hybrid family ill-conditioned: there transformers' own float32 is further
-than 1e-4 from its float64. It is held to 1e-4 at 0.1, and at 0.2 to a multiple of transformers' own error.
+Random weights of standard deviation 0.2 make the hybrid family ill-conditioned: there transformers' own
+float32 is further than 1e-4 from its float64. It is held to 1e-4 at 0.1, and at 0.2 to a multiple of
+transformers' own error.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def test_qwen3_5_moe_equals_transformers(case: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_qwen3_5_moe_at_large_weights_is_as_near_to_float64_as_transformers(seed: int, tmp_path: Path) -> None:
+def test_qwen3_5_moe_at_large_weights_is_as_near_to_float64_as_transformers(
+    seed: int, tmp_path: Path
+) -> None:
     oracle = Oracle("qwen3_5_moe", tmp_path, seed=seed, changes={})
     tokens = oracle.tokens(TOKENS, seed)
     expected = oracle.logits(tokens)

@@ -1,4 +1,6 @@
-"""Where an expert is computed changes no bit: every mode, with few slots and evictions, equals all experts resident."""
+"""Where an expert is computed changes no bit: every mode, with few slots and evictions, equals all experts
+resident.
+"""
 
 from __future__ import annotations
 

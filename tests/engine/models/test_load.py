@@ -1,0 +1,156 @@
+"""What `load_runner` refuses, in one line, and what it chooses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ftagent.engine.models.load import load_runner
+from ftagent.engine.options import EngineOptions
+from ftagent.errors import ConfigError, FtError, LoadFailed
+from tests.engine.models.driving import logits_by_chunks
+from tests.engine.models.tiny import Oracle
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Oracle:
+    kinds = ["linear_attention", "full_attention"]
+    return Oracle("qwen3_5_moe", tmp_path, 0, {"num_hidden_layers": 2, "layer_types": kinds})
+
+
+def change_config(directory: Path, **values: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def refusal(directory: Path, options: EngineOptions | None = None) -> str:
+    with pytest.raises(FtError) as caught:
+        load_runner(directory, options or EngineOptions())
+    assert isinstance(caught.value, LoadFailed | ConfigError)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_unknown_family_lists_the_known(model: Oracle) -> None:
+    change_config(model.directory, model_type="bert")
+    words = refusal(model.directory)
+    assert "'bert'" in words
+    assert "qwen3_moe" in words
+    assert "qwen3_5_moe" in words
+
+
+def test_missing_directory_and_config(tmp_path: Path) -> None:
+    assert "no such model directory" in refusal(tmp_path / "absent")
+    assert "config.json: not found" in refusal(tmp_path)
+
+
+def test_missing_tensors_are_named(model: Oracle) -> None:
+    file = model.directory / "model.safetensors"
+    tensors = load_file(file)
+    gone = [name for name in tensors if name.endswith(("layers.0.linear_attn.A_log", "model.norm.weight"))]
+    assert gone
+    for name in gone:
+        del tensors[name]
+    save_file(tensors, file)
+    words = refusal(model.directory)
+    assert all(name in words for name in gone)
+
+
+@pytest.mark.parametrize("name", ["layers.1.self_attn.k_proj.weight", "down_proj"])
+def test_a_wrong_shape_is_named_with_both_shapes(model: Oracle, name: str) -> None:
+    file = model.directory / "model.safetensors"
+    tensors = load_file(file)
+    full = next(found for found in tensors if name in found and "shared" not in found)
+    right = list(tensors[full].shape)
+    tensors[full] = tensors[full][..., :-1].contiguous()
+    save_file(tensors, file)
+    words = refusal(model.directory)
+    assert full in words
+    assert str(list(tensors[full].shape)) in words
+    assert str(right) in words
+
+
+def test_an_fp8_tensor_without_scales_is_named(model: Oracle) -> None:
+    file = model.directory / "model.safetensors"
+    tensors = load_file(file)
+    name = next(found for found in tensors if found.endswith("layers.1.self_attn.o_proj.weight"))
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, file)
+    assert name + "_scale_inv" in refusal(model.directory)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("hidden_size", "64"), ("num_experts", 0), ("hidden_act", "gelu"), ("num_key_value_heads", 3)],
+)
+def test_a_bad_config_value_is_named(model: Oracle, key: str, value: object) -> None:
+    change_config(model.directory, **{key: value})
+    words = refusal(model.directory)
+    assert "config.json" in words
+
+
+def test_a_text_config_inside_is_read(model: Oracle) -> None:
+    tokens = model.tokens(20)
+    expected = logits_by_chunks(load_runner(model.directory, EngineOptions()), tokens, [20])[19]
+    path = model.directory / "config.json"
+    inner = json.loads(path.read_text())
+    path.write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": inner, "vision_config": {}}))
+    found = logits_by_chunks(load_runner(model.directory, EngineOptions()), tokens, [20])[19]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (EngineOptions(device="cuda:0"), "device 'cuda:0'"),
+        (EngineOptions(context=5000), "context 5000 is more than the 1024"),
+        (EngineOptions(mode="fused", experts="3"), "mode fused needs slots for all 16 experts"),
+        (EngineOptions(experts="many"), "'many'"),
+        (EngineOptions(experts="1.5"), "not a fraction"),
+        (EngineOptions(ram="1KiB"), "GiB of memory"),
+        (EngineOptions(ram="lots"), "'lots'"),
+    ],
+)
+def test_an_option_that_cannot_be_honoured_is_refused(
+    model: Oracle, options: EngineOptions, words: str
+) -> None:
+    assert words in refusal(model.directory, options)
+
+
+def test_info_and_pools(model: Oracle) -> None:
+    runner = load_runner(
+        model.directory, EngineOptions(model="x", context=600, max_running=3, experts="0.25")
+    )
+    assert runner.info.context == 600
+    assert runner.info.vocab == 211
+    assert runner.info.family == "qwen3_5_moe"
+    assert not runner.info.embedded
+    assert runner.recurrent.total == 3
+    assert runner.kv.total * runner.kv.page_size >= 600
+    assert runner.experts is not None
+    assert runner.experts.slots == 4
+    counted = sum(
+        p.numel() for name, p in model.model.named_parameters() if p.dim() > 1 and "conv1d" not in name
+    )
+    assert runner.info.parameters == counted
+
+
+def test_loading_and_a_step_leave_torchs_compiler_alone(model: Oracle) -> None:
+    """It costs seconds and over a hundred MiB."""
+    program = (
+        "import sys; from pathlib import Path; from ftagent.engine.models.load import load_runner\n"
+        "from ftagent.engine.options import EngineOptions; from ftagent.engine.runner import Chunk\n"
+        "runner = load_runner(Path(sys.argv[1]), EngineOptions(threads=1))\n"
+        "for n in (5, 1):\n"
+        "    pages, slot = runner.kv.allocate(1), runner.recurrent.allocate()\n"
+        "    runner.step([Chunk((1,) * n, 0, pages, slot, True)])\n"
+        "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(model.directory)], check=True, timeout=60)

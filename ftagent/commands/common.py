@@ -16,15 +16,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ftagent import paths
-from ftagent.engine.api import Engine
 from ftagent.engine.options import EngineOptions
 from ftagent.errors import FtError
 from ftagent.settings import Loaded, Settings, load
+
+if TYPE_CHECKING:
+    from ftagent.engine.engine import LocalEngine
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -118,7 +120,7 @@ def engine_options(settings: Settings) -> EngineOptions:
 
 
 @contextlib.contextmanager
-def open_engine(settings: Settings) -> Iterator[Engine]:
+def open_engine(settings: Settings) -> Iterator[LocalEngine]:
     """Load the model, saying so on stderr; close the engine on the way out.
 
     Raises LoadFailed or ConfigError.

@@ -27,6 +27,7 @@ import psutil
 from ftagent import __version__, adapters, paths
 from ftagent.adapters import base
 from ftagent.commands.common import emit, engine_options, json_flag, load_settings
+from ftagent.commands.processor import processor
 from ftagent.conversation import Conversation, Message, Text
 from ftagent.engine.api import Engine, GenerateRequest, SamplingParams
 from ftagent.errors import FtError
@@ -34,7 +35,6 @@ from ftagent.events import Failed, Finished
 from ftagent.settings import Settings
 
 GIB = 2**30
-_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +106,11 @@ def _triton() -> Check:
 
 
 def _cpu() -> Check:
-    name, flags = platform.processor() or platform.machine(), set[str]()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                name = value.strip()
-            elif key.strip() in ("flags", "Features"):
-                flags |= set(value.split())
-    features = " ".join(feature for feature in _FEATURES if feature in flags) or "features unknown"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    slow = bool(flags) and not flags & {"avx2", "asimd"}
+    found = processor()
+    features = " ".join(found.features) or "features unknown"
+    slow = bool(found.features) and not {"avx2", "asimd"} & set(found.features)
     advice = "without AVX2 the CPU paths are slow" if slow else ""
-    return Check("cpu", "warn" if slow else "ok", f"{name}, {cores} cores, {features}", advice)
+    return Check("cpu", "warn" if slow else "ok", f"{found.name}, {found.cores} cores, {features}", advice)
 
 
 def _memory() -> Check:

@@ -110,6 +110,7 @@ def openai_client(shared_stage: Stage) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(events=replies())
 def test_anthropic(shared_stage: Stage, anthropic_client: anthropic.Anthropic, events: list[Event]) -> None:
@@ -128,6 +129,7 @@ def test_anthropic(shared_stage: Stage, anthropic_client: anthropic.Anthropic, e
     assert [b.input for b in whole.content if b.type == "tool_use"] == arguments_said(events)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(events=replies())
 def test_chat(shared_stage: Stage, openai_client: openai.OpenAI, events: list[Event]) -> None:

@@ -20,11 +20,33 @@ from ftagent.engine.stats import Snapshot
 from ftagent.engine.task import Outbox
 from ftagent.engine.worker import Steps, Worker
 from ftagent.errors import FtError
-from ftagent.events import Event, Failed, Finished
+from ftagent.events import Event, Failed, Finished, ToolCallDelta, ToolCallEnd, ToolCallStart
 
 # States kept to resume at: as many as ANCHOR_BYTES holds, within these bounds.
 ANCHOR_BYTES = 1 << 30
 FEWEST_ANCHORS, MOST_ANCHORS = 4, 64
+
+
+class _Calls:
+    """The calls of one reply, put together from its events."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, str] = {}
+        self._arguments: dict[int, str] = {}
+        self._ended: list[int] = []
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, ToolCallStart):
+            self._ids[event.index] = event.id
+            self._arguments[event.index] = ""
+        elif isinstance(event, ToolCallDelta):
+            self._arguments[event.index] += event.arguments
+        elif isinstance(event, ToolCallEnd):
+            self._ended.append(event.index)
+
+    def complete(self) -> list[tuple[str, str]]:
+        """Id and arguments of the calls that have ended."""
+        return [(self._ids[index], self._arguments[index]) for index in self._ended]
 
 
 class LocalEngine:
@@ -57,20 +79,25 @@ class LocalEngine:
         outbox = Outbox(asyncio.get_running_loop())
         task = await asyncio.to_thread(self._preparer.task, request, outbox)
         self._worker.submit(task)
-        spoken = False
+        calls = _Calls()
+        spoken = over = False
         try:
-            while True:
+            while not over:
                 for item in await outbox.take():
                     if isinstance(item, FtError):
                         if not spoken:
                             raise item
                         item = Failed(str(item))
+                    calls.note(item)
                     spoken = True
+                    over = isinstance(item, Finished | Failed)
+                    if over:  # before the reader can answer with the next turn
+                        self._preparer.remember(task, calls.complete())
                     yield item
-                    if isinstance(item, Finished | Failed):
-                        return
         finally:
             self._worker.cancel(task)
+            if not over:
+                self._preparer.remember(task, calls.complete())
 
     async def count_tokens(self, conversation: Conversation) -> int:
         """See `api.Engine.count_tokens`."""

@@ -1,7 +1,7 @@
 """From a request to a task: checks, prompt, parser, grammar, sampler.
 
-Runs on threads that may wait, never on the worker or an event loop; everything it uses is immutable. Knows
-no scheduler and no device.
+Runs on threads that may wait, never on the worker; any number of them at once. Knows no scheduler and no
+device.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ftagent.conversation import Boundary, Conversation
+from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, ModelInfo, SamplingParams
 from ftagent.engine.context.prefix import choose_marks
 from ftagent.engine.prompt.grammar import constraint_for
 from ftagent.engine.prompt.parsers import ReplyForm, ReplyParser, detect_form
-from ftagent.engine.prompt.template import ChatTemplate
+from ftagent.engine.prompt.template import ChatTemplate, RenderedPrompt
 from ftagent.engine.prompt.tokenizer import Detokenizer, Tokenizer
 from ftagent.engine.reply import Parses, RawText, ReplyStream
 from ftagent.engine.sampling import Constraint, Sampler, SamplingDefaults, check_params
@@ -31,10 +31,9 @@ log = logging.getLogger(__name__)
 
 class _Prompt(NamedTuple):
     token_ids: Sequence[int]
-    boundaries: tuple[Boundary, ...]
     parser: Parses
-    constraint: Constraint | None
-    thinking_open: bool
+    rendered: RenderedPrompt | None = None  # None for raw prompts
+    constraint: Constraint | None = None
 
 
 class Preparer:
@@ -100,6 +99,7 @@ class Preparer:
         params = request.sampling
         check_params(params)
         prompt = self._prompt(request)
+        boundaries = prompt.rendered.boundaries if prompt.rendered else ()
         length = self._check_length(prompt.token_ids)
         room = self._info.context - length
         number = next(self._numbers)
@@ -107,7 +107,7 @@ class Preparer:
             id=request.id or f"request-{number}",
             tokens=list(prompt.token_ids),
             limit=length + min(room, params.max_tokens or room),
-            marks=choose_marks(prompt.boundaries, length),
+            marks=choose_marks(boundaries, length),
         )
         return Task(
             job=job,
@@ -116,19 +116,31 @@ class Preparer:
             outbox=outbox,
             eos=frozenset() if params.ignore_eos else self._eos,
             hidden=self._eos,
+            rendered=prompt.rendered,
             constraint=prompt.constraint,
             arrived=arrived,
         )
+
+    def remember(self, task: Task, calls: Iterable[tuple[str, str]]) -> None:
+        """Note what a task has generated, so that its reply is rendered the same when a client sends it back.
+
+        `calls` are its complete calls: id, and arguments as JSON text.
+        """
+        reply = task.job.tokens[task.job.prompt :]
+        if task.rendered is not None and reply:
+            self._template.remember(task.rendered, reply, calls)
 
     def _prompt(self, request: GenerateRequest) -> _Prompt:
         if isinstance(request.prompt, Conversation):
             return self._chat_prompt(request.prompt, request.sampling.json_schema)
         raw = request.prompt
+        if request.sampling.json_schema is not None:
+            raise BadRequest("json_schema needs a conversation, not a raw prompt", field="json_schema")
         ids = self._tokenizer.encode(raw) if isinstance(raw, str) else list(raw)
         wrong = next((token for token in ids if not 0 <= token < self.vocab), None)
         if wrong is not None:
             raise BadRequest(f"token id {wrong} is not in this vocabulary of {self.vocab}", field="prompt")
-        return _Prompt(ids, (), RawText(), None, False)
+        return _Prompt(ids, RawText())
 
     def _chat_prompt(self, conversation: Conversation, json_schema: str | None) -> _Prompt:
         rendered = self._template.render(conversation)
@@ -142,7 +154,7 @@ class Preparer:
         parser = ReplyParser(
             self._form, conversation.tools, thinking_open=thinking_open, native_markers=self._markers
         )
-        return _Prompt(rendered.token_ids, rendered.boundaries, parser, constraint, thinking_open)
+        return _Prompt(rendered.token_ids, parser, rendered, constraint)
 
     def _reply(self, prompt: _Prompt, params: SamplingParams) -> ReplyStream:
         tokenizer = self._tokenizer
@@ -151,7 +163,7 @@ class Preparer:
             prompt.parser,
             added=self._added,
             stops=params.stop,
-            thinking_open=prompt.thinking_open,
+            thinking_open=prompt.rendered is not None and prompt.rendered.thinking_open,
             text_of=lambda token: tokenizer.decode([token]),
         )
 

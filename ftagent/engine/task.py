@@ -9,12 +9,16 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ftagent.engine.reply import ReplyStream
 from ftagent.engine.sampling import Constraint, Sampler
 from ftagent.engine.scheduler import Job
 from ftagent.errors import FtError
 from ftagent.events import Event, Finished, FinishReason, Usage
+
+if TYPE_CHECKING:
+    from ftagent.engine.prompt.template import RenderedPrompt
 
 
 class Outbox:
@@ -54,6 +58,7 @@ class Task:
     """One request with all that its reply needs. Times are time.monotonic().
 
     `eos` holds the ids that end the reply: none when the request ignores them. `hidden` ids have no text.
+    `rendered` is None for a raw prompt.
     """
 
     job: Job
@@ -62,6 +67,7 @@ class Task:
     outbox: Outbox
     eos: frozenset[int]
     hidden: frozenset[int]
+    rendered: RenderedPrompt | None = None
     constraint: Constraint | None = None
     arrived: float = 0.0
     started: float | None = None

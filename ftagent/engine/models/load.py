@@ -72,7 +72,7 @@ def load_runner(directory: Path, options: EngineOptions, dtype: torch.dtype | No
     )
     rope = Rope(config.rotary_dim, config.rope_theta, plan.context, device)
     info = ModelInfo(
-        id=directory.name,
+        id="demo" if options.model == "demo" else directory.name,
         family=config.family,
         context=plan.context,
         vocab=config.vocab,

@@ -9,8 +9,10 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
@@ -21,7 +23,6 @@ from ftagent.events import Event, Failed, Finished, TextDelta, ThinkingDelta, To
 from ftagent.sessions import Session
 
 FAILED = 1  # the engine gave up in the middle of the answer
-INTERRUPTED = 130  # 128 + SIGINT
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 # C0 and C1 controls but tab and newline, DEL, line breaks of other conventions, text direction overrides
@@ -125,8 +126,9 @@ def answer_once(
     """Answer `prompt` as the next turn of `session`, streaming to `out`; returns the exit code.
 
     Plain: the answer's text only, and a last newline; remarks and errors go to `err`. As JSON lines: a
-    `session` line, `thinking` and `text` deltas, then `finished` or `error`. 0 done, 1 failed midway, 130
-    on SIGINT, 141 when `out` was closed, else the exit code of the FtError. What was answered is kept.
+    `session` line, `thinking` and `text` deltas, then `finished` or `error`. What was answered is kept.
+    Codes: 0 done, 1 failed midway, 130 on SIGINT, 143 on SIGTERM, 141 when `out` was closed, else the
+    FtError's own.
     """
     printer = _JsonPrinter(out) if as_json else _TextPrinter(out, err)
     reply = Reply()
@@ -149,20 +151,52 @@ def answer_once(
 
 
 def _run(engine: Engine, request: GenerateRequest, reply: Reply, printer: _TextPrinter | _JsonPrinter) -> int:
+    received: list[int] = []
     try:
-        asyncio.run(_stream(engine, request, reply, printer))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+        asyncio.run(_stream(engine, request, reply, printer, received.append))
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return 128 + received[0]
     return 0 if reply.complete else FAILED
 
 
 async def _stream(
-    engine: Engine, request: GenerateRequest, reply: Reply, printer: _TextPrinter | _JsonPrinter
+    engine: Engine,
+    request: GenerateRequest,
+    reply: Reply,
+    printer: _TextPrinter | _JsonPrinter,
+    on_signal: Callable[[int], None],
 ) -> None:
-    async with aclosing(engine.generate(request)) as events:
-        async for event in events:
-            reply.add(event)
-            printer.event(event)
+    with _cancelled_by_signals(on_signal):
+        async with aclosing(engine.generate(request)) as events:
+            async for event in events:
+                reply.add(event)
+                printer.event(event)
+
+
+@contextmanager
+def _cancelled_by_signals(on_signal: Callable[[int], None]) -> Iterator[None]:
+    """Cancel the current task on SIGINT and SIGTERM.
+
+    The loop's own handlers wake it at any moment; asyncio.run's may come just before a long wait and be
+    seen after it. Only the main thread can have them.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+
+    def stop(number: int) -> None:
+        on_signal(number)
+        task.cancel()
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def _discard(out: TextIO) -> None:

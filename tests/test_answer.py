@@ -205,7 +205,9 @@ def test_a_record_that_cannot_be_written_costs_a_warning_only(tmp_path: Path) ->
     assert "cannot write the session" in err
 
 
-def test_an_interrupt_stops_cleanly(session: Session) -> None:
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_cleanly(session: Session, number: int, expected: int) -> None:
+    before = signal.getsignal(number)
     started = threading.Event()
 
     class Watched(io.StringIO):
@@ -215,15 +217,16 @@ def test_an_interrupt_stops_cleanly(session: Session) -> None:
 
     def interrupt() -> None:
         assert started.wait(20)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
-        code, out, err, engine = answer([TextDelta("Hel"), 60.0], session, out=Watched())
+        code, out, err, engine = answer([TextDelta("Hel"), 3600.0], session, out=Watched())
     finally:
         thread.join()
-    assert (code, out, err) == (130, "Hel\n", "ftagent: stopped\n")
+    assert (code, out, err) == (expected, "Hel\n", "ftagent: stopped\n")
+    assert signal.getsignal(number) == before
     assert engine.closed_early == 1
     assert engine.active == 0
     assert session.messages[1].stopped

@@ -75,7 +75,8 @@ class ChatApp(App[int], inherit_bindings=False):
         turn: Turn
 
     def __init__(self, engine: Engine, store: SessionStore, session: Session) -> None:
-        super().__init__()
+        # Said here already: Textual chooses how it honours NO_COLOR before the theme is set.
+        super().__init__(ansi_color=True)
         self._engine = engine
         self._store = store
         self._session = session
@@ -113,6 +114,11 @@ class ChatApp(App[int], inherit_bindings=False):
         self.set_interval(TICK_S, self._tick)
         if self._session.messages:
             await self.transcript.show_session(self._session.messages, self._folded)
+
+    def on_unmount(self) -> None:
+        """However the screen ends, keep what was answered so far."""
+        if self._turn is not None:
+            self._recorder.reply(self._turn.reply)
 
     @property
     def session(self) -> Session:
@@ -238,8 +244,6 @@ class ChatApp(App[int], inherit_bindings=False):
         self.action_suspend_process()
 
     def action_exit(self) -> None:
-        if self._turn is not None:
-            self._recorder.reply(self._turn.reply)
         self.exit(0)
 
     # Slash commands.

@@ -421,8 +421,8 @@ async def test_a_storm_of_resizes_while_streaming(tmp_path: Path) -> None:
         tmp_path, lambda request: [*[TextDelta("word ")] * 50, Finished("stop", USAGE)]
     ) as stage:
         await stage.send("go")
-        for step in range(50):
-            await stage.pilot.resize_terminal(40 + 3 * step, 10 + step)
+        for step in range(25):
+            await stage.pilot.resize_terminal(40 + 6 * step, 10 + 2 * step)
         await stage.until(lambda: not stage.app.answering)
         await stage.until(lambda: stage.answers == ["word " * 50])
 

@@ -82,8 +82,8 @@ def test_a_required_call_comes_and_fits_its_schema(
 
 
 def test_json_schema_holds(engine: LocalEngine) -> None:
-    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
-    schema["additionalProperties"] = False
+    colour = {"colour": {"enum": ["red", "green"]}}
+    schema = {"type": "object", "properties": colour, "required": ["colour"], "additionalProperties": False}
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=400, json_schema=json.dumps(schema))
     events = run(engine, Conversation((says("Say a colour."),), thinking=False), params)
     assert json.loads(content(events))["colour"] in ("red", "green")

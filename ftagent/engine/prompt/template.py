@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -263,17 +263,21 @@ class _Rendering:
             return None  # not a conversation that this template accepts, so nothing is known of it
 
     def _tools_end(self) -> Iterator[Edge]:
+        """Compare with one more tool offered. The beginning of the conversation is enough for that."""
         if not self._wording.tools:
             return
-        tools = (*self._wording.tools, *self._writer.tools([_NEXT_TOOL]))
+        head = list(itertools.takewhile(lambda turn: turn.role == "system", self._turns))
+        head += self._turns[len(head) : len(head) + 1]
+        more = replace(self._wording, tools=(*self._wording.tools, *self._writer.tools([_NEXT_TOOL])))
         try:
-            written = self._writer.write(
-                self._turns, Wording(tools, self._wording.thinking), self._writer.marker()
+            now, then = (
+                unmark(self._writer.write(head, wording, self._writer.marker())).text
+                for wording in (self._wording, more)
             )
         except BadRequest:
             return
-        common = common_prefix(self.found.text, unmark(written).text)
-        if common < len(self.found.text):
+        common = common_prefix(now, then)
+        if common < len(now) and self.found.text.startswith(now[:common]):
             yield Edge(common, "tools_end", -1)
 
 

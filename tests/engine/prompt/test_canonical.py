@@ -22,7 +22,7 @@ from ftagent.engine.prompt.template import ChatTemplate, RenderedPrompt
 from tests.engine.prompt import speech, vocabularies
 from tests.engine.prompt.speech import assistant, call, result, system, user
 
-TEMPLATES = ("qwen3_like", "qwen3_5_like")
+TEMPLATES = ("qwen3_like", "qwen3_5_like", "demo")
 
 
 def render(name: str, *args: Any, **kwargs: Any) -> RenderedPrompt:
@@ -139,7 +139,7 @@ def test_late_system_message_stays_where_it_stands(name: str) -> None:
     places = [rendered.text.index(word) for word in ("AAA", "one", "two", "BBB", "three")]
     assert places == sorted(places)
     assert rendered.text.count("BBB") == 1
-    assert rendered.text.count("<|im_start|>system") == (2 if name == "qwen3_like" else 1)
+    assert rendered.text.count("<|im_start|>system") == (1 if name == "qwen3_5_like" else 2)
     later = render(name, [*LATE, assistant("four"), user("five")], thinking=False)
     shared = rendered.text[: rendered.text.rindex("<|im_start|>assistant")]
     assert later.text.startswith(shared)

@@ -17,7 +17,7 @@ from ftagent.errors import BadRequest, LoadFailed
 from tests.engine.prompt import speech, vocabularies
 from tests.engine.prompt.speech import assistant, call, result, system, user
 
-TEMPLATES = ("qwen3_like", "qwen3_5_like")
+TEMPLATES = ("qwen3_like", "qwen3_5_like", "demo")
 oracle: Any = chat_template_utils.render_jinja_template  # -> (texts, masks)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from ftagent import demo
 from ftagent.engine.prompt.template import ChatTemplate
 from ftagent.engine.prompt.tokenizer import Tokenizer
 
@@ -85,8 +86,9 @@ def small() -> Tokenizer:
 
 @functools.cache
 def template(name: str) -> ChatTemplate:
-    """The fixture template `name` over the small vocabulary."""
-    return ChatTemplate((FIXTURES / f"{name}.jinja").read_text(), small())
+    """The fixture template `name`, or the embedded model's ("demo"), over the small vocabulary."""
+    path = demo.directory() / "chat_template.jinja" if name == "demo" else FIXTURES / f"{name}.jinja"
+    return ChatTemplate(path.read_text(encoding="utf-8"), small())
 
 
 @functools.cache

@@ -83,6 +83,37 @@ def test_one_answer_from_the_command_line(tmp_path: Path) -> None:
     assert "ftagent" in done.stdout.lower()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "own"),
+    [
+        (("decode", "--behind", "64", "--tokens", "8"), {"context": 64, "tokens": 8}),
+        (("prefill", "--tokens", "256"), {"tokens": 256}),
+    ],
+    ids=["decode", "prefill"],
+)
+def test_a_bench_reports_what_it_measured_and_where(
+    arguments: tuple[str, ...], own: dict[str, int], tmp_path: Path
+) -> None:
+    done = ftagent("bench", *arguments, "--repeats", "2", "--json", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert own.items() <= result.items()
+    assert result["bench"] == arguments[0]
+    assert result["tokens_per_s"] > 0
+    assert len(result["runs"]) == 2
+    assert result["machine"]["cores"] >= 1
+    assert result["peak_rss_bytes"] > 50 * 2**20
+
+
+@pytest.mark.slow
+def test_the_doctor_lets_the_embedded_model_answer(tmp_path: Path) -> None:
+    done = ftagent("doctor", "--json", directory=tmp_path)
+    model = {check["name"]: check for check in json.loads(done.stdout)["checks"]}["model"]
+    assert model["status"] == "ok", model
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 _MAX_DEPTH = 16  # of $ref and combinator nesting; deeper schemas count as untyped
 _COMBINATORS = ("allOf", "anyOf", "oneOf")
+_KINDS = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 _ALIASES = {
     "str": "string",
     "text": "string",
@@ -145,7 +146,7 @@ def _declared_kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
     stated = schema.get("type")
     names = [stated] if isinstance(stated, str) else stated if isinstance(stated, list | tuple) else []
     lower = (name.lower() for name in names if isinstance(name, str))
-    kinds = tuple(_ALIASES.get(name, name) for name in lower if name != "any")
+    kinds = tuple(kind for name in lower if (kind := _ALIASES.get(name, name)) in _KINDS)
     if kinds or stated is not None or any(key in schema for key in ("enum", "const", "$ref", *_COMBINATORS)):
         return kinds
     return tuple(dict.fromkeys(kind for keyword, kind in _IMPLIED if keyword in schema))
@@ -155,7 +156,7 @@ def _declared_choices(schema: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if "const" in schema:
         return (schema["const"],)
     choices = schema.get("enum")
-    return tuple(choices) if isinstance(choices, list | tuple) else None
+    return tuple(choices) if isinstance(choices, list | tuple) and choices else None
 
 
 def _nullable(schema: Mapping[str, Any], found: ValueType) -> ValueType:

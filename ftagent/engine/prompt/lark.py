@@ -80,7 +80,7 @@ def json_value(schema: Any, style: Mapping[str, Any], *, lenient: bool = False) 
     """JSON text that satisfies `schema`."""
     document = dict(schema) if isinstance(schema, Mapping) else {} if schema else {"not": {}}
     document["x-guidance"] = {**style, "lenient": True} if lenient else style
-    return "%json " + json.dumps(document)
+    return "%json " + json.dumps(document, default=dict)
 
 
 def content_json(schema: Any) -> str:
@@ -207,7 +207,7 @@ class _Parameters:
         if self._strictness == "exact":
             parts += [regex(limit + end) for limit in _text_limits(schema)]
         self._grammar.define(terminal, " & ".join(parts))
-        return f'{self._grammar.add(terminal, "[lazy]")} {literal(chr(10))}'
+        return f"{self._grammar.add(terminal, '[lazy]')} {literal(chr(10))}"
 
     def _json(self, schema: Any, kinds: Sequence[str] | None) -> str:
         """JSON of `schema`, of certain kinds only if the schema allows others beside them."""
@@ -243,7 +243,8 @@ def _text_limits(schema: Any) -> list[str]:
     if not isinstance(schema, Mapping):
         return limits
     least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if most is not None and most <= _MAX_LENGTH:
+    least = least if isinstance(least, int) else 0
+    if isinstance(most, int) and least <= most <= _MAX_LENGTH:
         limits.append(f"(?s:.{{{least},{most}}})")
     elif 0 < least <= _MAX_LENGTH:
         limits.append(f"(?s:.{{{least},}})")

@@ -70,7 +70,11 @@ class Running:
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(packed, count=self._compiler.size, bitorder="little").view(np.bool_)
         allowed[self._compiler.eos] = self._matcher.is_accepting()
-        return None if self.failed else allowed
+        if self.failed:
+            reason = self._matcher.get_error().strip().splitlines()[0][:200]
+            log.warning("the grammar failed (%s); the rest of the reply is not constrained", reason)
+            return None
+        return allowed
 
     def advance(self, token_id: int) -> None:
         """Follow a token. One that the grammar forbids makes it fail; it then allows everything."""

@@ -83,6 +83,27 @@ def test_an_odd_scalar_is_delivered_as_the_string_it_was() -> None:
     }
 
 
+def test_values_take_the_types_of_the_schema() -> None:
+    assert only_call(XML.parse(xml_call("set_timer", seconds="90", loop="true", label="007"))) == {
+        "seconds": 90,
+        "loop": True,
+        "label": "007",
+    }
+    properties = {
+        "seconds": {"$ref": "#/$defs/count"},
+        "loop": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        "free": {},
+        "other": {},
+    }
+    schema = {
+        "$defs": {"count": {"type": "integer"}},
+        "oneOf": [{"properties": {"x": {}}}, {"properties": properties}],
+    }
+    setup = Setup("qwen3_5", (ToolSpec("set_timer", "", schema),))
+    text = xml_call("set_timer", seconds="90", loop="null", free='["a","b"]', other="123")
+    assert only_call(setup.parse(text)) == {"seconds": 90, "loop": None, "free": ["a", "b"], "other": "123"}
+
+
 def test_a_bare_function_block_is_a_call() -> None:
     text = "Looking.\n\n<function=find>\n<parameter=q>\na b\n</parameter>\n</function>\n</tool_call>"
     reply = XML.parse(text)

@@ -18,6 +18,7 @@ from ftagent.engine.api import GenerateRequest, SamplingParams
 from ftagent.engine.engine import LocalEngine
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.runner import Chunk
+from ftagent.engine.scheduler import Piece
 from ftagent.errors import BadRequest, EngineStopped, PromptTooLong, QueueFull
 from ftagent.events import Event, Failed, Finished, Logprobs, Progress, TextDelta
 from tests.engine.test_scheduler import prompt_of
@@ -169,6 +170,7 @@ def test_reply_is_clamped_to_the_rest_of_the_context() -> None:
         (GenerateRequest([]), "prompt"),
         (GenerateRequest([3, 97]), "prompt"),
         (GenerateRequest("hi", SamplingParams(temperature=-1)), "temperature"),
+        (GenerateRequest("hi", SamplingParams(json_schema="{}")), "json_schema"),
     ],
 )
 def test_bad_requests_are_refused_by_field(request_: GenerateRequest, field: str) -> None:
@@ -311,6 +313,29 @@ def test_close_fails_what_is_open_and_refuses_what_comes() -> None:
         with pytest.raises(EngineStopped):
             run(engine, ask(prompt_of(0, 5), 5))
         assert runner.kv.free_count == runner.kv.total
+
+
+def test_a_fault_of_the_worker_itself_reaches_everyone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def three(engine: LocalEngine) -> list[list[Event] | BaseException]:
+        readers = (collect(engine.generate(ask(prompt_of(seed, 20), 50))) for seed in range(3))
+        return await asyncio.gather(*readers, return_exceptions=True)
+
+    def broken(pieces: Sequence[Piece]) -> None:
+        raise KeyError("books")
+
+    with toy_engine(ToyRunner(slots=1)) as engine:
+        monkeypatch.setattr(engine.scheduler, "commit", broken)
+        for result in asyncio.run(asyncio.wait_for(three(engine), 20)):
+            error = (
+                result[-1].message if isinstance(result, list) and isinstance(result[-1], Failed) else result
+            )
+            assert "KeyError: 'books'" in str(error) or "has failed" in str(error)
+        assert engine.health == "failed"
+        with pytest.raises(EngineStopped, match="has failed"):
+            run(engine, ask([1], 1))
+    assert "books" in caplog.text
 
 
 def test_count_tokens_and_stats_do_not_wait_for_a_step() -> None:

@@ -43,22 +43,25 @@ class Task:
     done: Callable[[Path, str], bool]
 
 
+def holds(file: Path, text: str) -> bool:
+    """Whether the file is there with this text, blank space around it aside."""
+    return file.is_file() and file.read_text("utf-8", errors="replace").strip() == text
+
+
 TASKS = (
     Task(
         "create",
         "Create a file named greeting.txt with the text 'hello from the engine'.",
         "Write",
         lambda project: {"file_path": str(project / "greeting.txt"), "content": "hello from the engine"},
-        lambda project, said: (
-            (project / "greeting.txt").read_text("utf-8").strip() == "hello from the engine"
-        ),
+        lambda project, said: holds(project / "greeting.txt", "hello from the engine"),
     ),
     Task(
         "run",
         "Run `echo 4711 > number.txt` and report the result.",
         "Bash",
         lambda project: {"command": "echo 4711 > number.txt", "description": "Write the number"},
-        lambda project, said: (project / "number.txt").read_text("utf-8") == "4711\n",
+        lambda project, said: holds(project / "number.txt", "4711"),
     ),
     Task(
         "read",

@@ -41,7 +41,7 @@ class Wish:
     task: str | None
     events: bool
     ask: bool
-    lean: bool
+    lean: bool | None
     engine_url: str | None
     timeout_s: float | None
     arguments: tuple[str, ...]
@@ -56,7 +56,12 @@ class Wish:
 @json_flag
 @click.option("--exec", "own_terminal", is_flag=True, help="Give the agent the terminal (so without -p).")
 @click.option("--ask", is_flag=True, help="With -p: deny what the agent would have to ask for.")
-@click.option("--lean", is_flag=True, help="Offer the agent's basic tools only: a third of the prompt.")
+@click.option(
+    "--lean/--no-lean",
+    default=None,
+    help="Offer the agent's basic tools only, which makes the first prompt a third as long. "
+    "Default: only on the embedded model, which is too small for more.",
+)
 @click.option(
     "--engine", "engine_url", metavar="URL", help="Use a running engine; FTAGENT_TOKEN is its token."
 )
@@ -128,7 +133,7 @@ def _run(wish: Wish, settings: Settings) -> int:
                 task=wish.task,
                 events=wish.events,
                 unattended=wish.task is not None and not wish.ask,
-                lean=wish.lean,
+                lean=_lean(wish, engine),
                 arguments=wish.arguments,
             )
         )
@@ -145,6 +150,11 @@ def _run(wish: Wish, settings: Settings) -> int:
         finally:
             for file in launch.scratch:
                 file.unlink(missing_ok=True)
+
+
+def _lean(wish: Wish, engine: Engine | None) -> bool:
+    """What was asked for, else whether the model is the embedded one."""
+    return wish.lean if wish.lean is not None else engine is not None and engine.model.embedded
 
 
 @contextlib.contextmanager

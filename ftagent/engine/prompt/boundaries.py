@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -255,12 +255,3 @@ def _number(mark: str) -> int:
     for digit in reversed(mark[1:]):
         number = number * _BASE + ord(digit) - _DIGIT
     return number
-
-
-def gap_before(spans: Mapping[int, Span], ordered: Sequence[Span], leaf: int) -> tuple[int, int] | None:
-    """The markup before `leaf`: from the end of the leaf before it (or 0) to its start."""
-    span = spans.get(leaf)
-    if span is None:
-        return None
-    index = ordered.index(span)
-    return (ordered[index - 1].end if index else 0, span.start)

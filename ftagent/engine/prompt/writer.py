@@ -96,7 +96,8 @@ class Writer:
             message: dict[str, Any] = {"role": turn.role}
             message["content"] = marker.leaf("text", turn.message, turn.content)
             if turn.thinking and not drop_thinking:
-                message["reasoning_content"] = thinking
+                # Two names are in use for this text: most templates', and gpt-oss's.
+                message |= {"reasoning_content": thinking, "thinking": thinking}
             if turn.calls:
                 message["tool_calls"] = [self._call(call, turn.message, marker) for call in turn.calls]
             return message

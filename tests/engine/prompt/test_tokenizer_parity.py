@@ -33,7 +33,7 @@ from ftagent.engine.prompt.tokenizer import Tokenizer
 from tests.engine.prompt import vocabularies
 
 TEXTS = 10_000
-WINDOW = 500  # characters of one text
+WINDOW = 300  # characters of one text
 NASTY = [
     *("", " ", "\n", "\r\n\r\n", "\t\t x", "   trailing   ", "\u3000全角　スペース", "a" * 3000, " " * 3000),
     *(

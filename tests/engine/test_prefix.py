@@ -67,7 +67,7 @@ def test_an_aborted_request_leaves_no_foreign_state() -> None:
     assert reply(again) == cold_tokens(prompt_of(0, 20), 5)
 
 
-def test_keys_are_the_tokens_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_the_tokens_themselves() -> None:
     """No hash decides: prompts that differ in one late token never share state behind it."""
     bench = Bench(ToyRunner())
     one, two = prompt_of(0, 30), prompt_of(0, 30)

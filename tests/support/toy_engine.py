@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+from ftagent.engine.api import GenerateRequest, SamplingParams
 from ftagent.engine.engine import LocalEngine
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.prepare import Preparer
 from ftagent.engine.prompt.bpe_import import BytePairVocabulary
 from ftagent.engine.prompt.template import ChatTemplate
 from ftagent.engine.prompt.tokenizer import Tokenizer
+from ftagent.engine.runner import Chunk
 from ftagent.engine.sampling import SamplingDefaults
 from ftagent.events import Event, Failed, Finished, TextDelta
 from tests.support.toy import ToyRunner
 
+FREE = SamplingParams(ignore_eos=True)
 END = 95  # the id of the added token that ends a reply
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
@@ -76,3 +82,37 @@ def last(events: list[Event]) -> Finished:
     assert isinstance(finished, Finished), finished
     assert not any(isinstance(event, Finished | Failed) for event in events[:-1])
     return finished
+
+
+def ask(prompt: Sequence[int] | str, max_tokens: int, sampling: SamplingParams = FREE) -> GenerateRequest:
+    return GenerateRequest(prompt, replace(sampling, max_tokens=max_tokens))
+
+
+def run(engine: LocalEngine, request: GenerateRequest) -> list[Event]:
+    return asyncio.run(collect(engine.generate(request)))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for another thread to make `condition` true."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - it becomes true on a thread, which sets no event
+            await asyncio.sleep(0.001)
+
+
+def idle(engine: LocalEngine) -> bool:
+    return not (engine.scheduler.running or engine.scheduler.waiting)
+
+
+class Gate:
+    """Lets steps through one by one."""
+
+    def __init__(self, open_for: int = 0) -> None:
+        self.permits = threading.Semaphore(open_for)
+        self.arrived = threading.Semaphore(0)
+
+    def __call__(self, chunks: Sequence[Chunk]) -> None:
+        self.arrived.release()
+        assert self.permits.acquire(timeout=20)
+
+    def open(self) -> None:
+        self.permits.release(1_000_000)

@@ -33,6 +33,8 @@ class Channel:
     def write(self, text: str) -> str:
         """The text that can be sent now."""
         self._held += text
+        if not text.strip(SPACE):
+            return ""  # without looking through all that is held: a model may write blank lines for long
         visible = self._held.rstrip(SPACE)
         if not visible:
             return ""

@@ -112,20 +112,28 @@ def _literal(mark: str, text: str, start: int) -> Match:
 
 
 class CompiledState:
-    """A state ready to scan: its rules, and the characters with which any of them can begin."""
+    """A state ready to scan: its rules, and the characters with which any of their markers can begin."""
 
     def __init__(self, state: State, alphabet: Alphabet) -> None:
         self.sink = state.sink
         self.then = state.then
         self.rules = tuple(CompiledRule(rule, alphabet) for rule in state.rules)
         self.firsts = frozenset(rule.opens[0] for rule in self.rules)
-        escaped = "".join(re.escape(first) for first in sorted(self.firsts))
-        self._candidate = re.compile(f"[{escaped}]") if escaped else None
+        self._openers = sorted({rule.opens for rule in self.rules}, key=len, reverse=True)
+        self._longest = len(self._openers[0]) if self._openers else 0
+        self._search = re.compile("|".join(map(re.escape, self._openers)) or "(?!)")
 
     def next_candidate(self, text: str, start: int) -> int:
-        """The first place from `start` on where a marker could begin; the length of `text` if none."""
-        found = self._candidate.search(text, start) if self._candidate else None
-        return found.start() if found else len(text)
+        """The first place from `start` on where a marker stands or may stand once more text has come.
+
+        The length of `text` if there is none.
+        """
+        found = self._search.search(text, start)
+        whole = found.start() if found else len(text)
+        for place in range(max(start, len(text) - self._longest + 1), whole):
+            if text[place] in self.firsts and any(mark.startswith(text[place:]) for mark in self._openers):
+                return place
+        return whole
 
     def begins(self, text: str, start: int) -> bool:
         """Whether the text ends inside a marker that starts at `start`."""

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import random
 import re
 import sysconfig
 from pathlib import Path
 from pydoc_data import topics
+
+from ftagent import demo
 
 _PIECE_CHARS = 1200
 _SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "encodings")
@@ -85,6 +88,22 @@ def words() -> tuple[str, ...]:
             counts[word] = counts.get(word, 0) + 1
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return tuple(ranked[:4000])
+
+
+@functools.cache
+def rare_words() -> tuple[str, ...]:
+    """Every lower-case run of three to eleven letters in the library's sources, sorted: names, parts of names, words."""
+    found: set[str] = set()
+    for text in source_files():
+        found.update(re.findall(r"[a-z]{3,11}", text))
+    return tuple(sorted(found))
+
+
+@functools.cache
+def fragments() -> tuple[str, ...]:
+    """The letter entries of the model's own vocabulary: joined at random they make words nobody has seen."""
+    document = json.loads((demo.directory() / "tokenizer.json").read_text(encoding="utf-8"))
+    return tuple(sorted({key.lstrip("Ġ") for key in document["model"]["vocab"] if re.fullmatch("Ġ?[A-Za-z]+", key)}))
 
 
 def code_piece(rng: random.Random, lines: int) -> str:

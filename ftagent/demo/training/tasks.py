@@ -59,7 +59,8 @@ def _named(rng: random.Random, name: str) -> str:
 
 def _quoted(rng: random.Random, text: str) -> str:
     """The text in some quotation marks that it does not hold itself."""
-    marks = [pair for pair in ("''", '""', "``", "“”", "«»") if pair[0] not in text and pair[1] not in text]
+    pairs = ("''", '""', "``", "“”", "«»")
+    marks = [pair for pair in pairs if pair[0] not in text and pair[1] not in text] or ["“”"]
     weights = [6 if pair in ("''", '""') else 3 if pair == "``" else 1 for pair in marks]
     left, right = rng.choices(marks, weights)[0]
     return f"{left}{text}{right}"
@@ -146,26 +147,30 @@ def create_ask(rng: random.Random, name: str, text: str, tool: str) -> str:
     file = _named(rng, name)
     if "\n" in text:
         fence = rng.choice(("```", "```", f"```{name.rsplit('.', 1)[-1]}"))
-        body = f"{fence}\n{text}\n```" if rng.random() < 0.75 else text
-        lead = rng.choice(("create {f} with this content", "write a file {f} with exactly this text", "create a file named {f} with these lines", "make {f} with the following content", "save this as {f}", "write the following to {f}", "put this into a file called {f}", "create the file {f} containing"))
+        body = f"{fence}\n{text}\n```" if rng.random() < 0.6 else text
+        lead = rng.choice(("create {f} with this content", "write a file {f} with exactly this text", "create a file named {f} with these lines", "make {f} with the following content", "save this as {f}", "write the following to {f}", "put this into a file called {f}", "create the file {f} containing", "create {f} with these lines", f"create {{f}} with these {text.count(chr(10)) + 1} lines", "create {f} containing the lines", "write {f}"))
         return _ask(rng, lead.format(f=file), ending=False) + rng.choice((":\n\n", ":\n")) + body
     quoted = _quoted(rng, text)
-    with_it = rng.choice(("with the text {q}", "containing {q}", "with the content {q}", "that contains {q}", "that says {q}", "containing the text {q}", "with the line {q}", "with exactly {q} in it", "whose content is {q}", "holding the text {q}", "with {q} inside", "containing exactly {q}", "with the words {q}", "that contains exactly the text {q}", "with the single line {q}", "containing only {q}", "and write {q} into it", "and put {q} in it", "containing the word {q}", "with this text: {q}", "with content: {q}"))
+    with_it = rng.choice(("with the text {q}", "containing {q}", "with the content {q}", "that contains {q}", "that says {q}", "containing the text {q}", "with the line {q}", "with exactly {q} in it", "whose content is {q}", "holding the text {q}", "with {q} inside", "containing exactly {q}", "with the words {q}", "that contains exactly the text {q}", "with the single line {q}", "containing only {q}", "and write {q} into it", "and put {q} in it", "containing the word {q}", "with this text: {q}", "with content: {q}", "that lists {q}", "that lists the single line {q}", "consisting of {q}", "with the sentence {q}", "that reads {q}", "with the message {q}", "with the phrase {q}", "that has {q} in it", "with {q}", "and fill it with {q}", "with one line, {q}", "and add the text {q}"))
     verb = rng.choice(("create", "create", "create", "make", "write", "add", "generate", "set up"))
     what = rng.choice(("a file named {f}", "a file called {f}", "a file {f}", "{f}", "the file {f}", "a new file {f}", "a text file {f}", "a new file named {f}", "a text file named {f}", "a file with the name {f}", "a new text file called {f}", "a file at {f}", "a {f} file"))
-    other = rng.choice(("write {q} to {f}", "write {q} into {f}", "write the text {q} to a file named {f}", "save {q} in {f}", "save the text {q} as {f}", "put {q} into a file called {f}", "put the text {q} in {f}", "store {q} in the file {f}", "write a file {f} that says {q}", "write the line {q} to the file {f}"))
+    other = rng.choice(("write {q} to {f}", "write {q} into {f}", "write the text {q} to a file named {f}", "save {q} in {f}", "save the text {q} as {f}", "put {q} into a file called {f}", "put the text {q} in {f}", "store {q} in the file {f}", "write a file {f} that says {q}", "write the line {q} to the file {f}", "write the sentence {q} to {f}", "save the line {q} to {f}", "save {q} to a file called {f}", "store the text {q} in a new file named {f}", "echo {q} into {f}"))
     place = rng.choice(("", "", "", "", " in the current directory", " here", " in this directory", " in the repository", " in this repo", " in the working directory", " in the project root"))
     kind = rng.random()
-    if kind < 0.12 and text[-1:].isalnum() and not text.startswith((" ", "`")):
+    if kind < 0.05 and text.isalnum():
+        # One word stands without quotation marks.
+        body = rng.choice(("save the word {t} in {f}", "write the word {t} to {f}", "put the word {t} into {f}", "write {t} to {f}", "create {f} with the word {t}", "create {f} containing the word {t} in it", "save {t} as {f}", "put the number {t} in {f}", "store {t} in {f}"))
+        return _ask(rng, body.format(t=text, f=file) + place)
+    if kind < 0.14 and text[-1:].isalnum() and not text.startswith((" ", "`")):
         # Without quotation marks the text runs to the end of the request.
-        bare = rng.choice(("with the text {t}", "containing {t}", "that says {t}", "with the content {t}", "with content: {t}", "containing the text: {t}", "with this text: {t}"))
+        bare = rng.choice(("with the text {t}", "containing {t}", "that says {t}", "with the content {t}", "with content: {t}", "containing the text: {t}", "with this text: {t}", "with {t}", "containing just {t}", "that contains {t}"))
         return _ask(rng, f"{verb} {what.format(f=file)} {bare.format(t=text)}", ending=False)
     if kind < 0.35:
         return _ask(rng, other.format(q=quoted, f=file) + place) + _use(rng, tool)
     if kind < 0.5:
         return _ask(rng, f"{verb} {what.format(f=file)}{place} {with_it.format(q=quoted)}") + _use(rng, tool)
     if kind < 0.56:
-        return _ask(rng, f"{verb} {what.format(f=file)}{place}", ending=False) + rng.choice((". Its content should be ", ". It should contain ", ". Content: ", ". It must say ", ". The text is ")) + quoted + rng.choice((".", "", "."))
+        return _ask(rng, f"{verb} {what.format(f=file)}{place}", ending=False) + rng.choice((". Its content should be ", ". It should contain ", ". Content: ", ". It must say ", ". The text is ", ". It must contain exactly: ", ". Put this in it: ", ". Its only line is ", ", and its text should be ")) + quoted + rng.choice((".", "", "."))
     return _ask(rng, f"{verb} {what.format(f=file)} {with_it.format(q=quoted)}{place}") + _use(rng, tool)
 
 
@@ -216,6 +221,8 @@ def _report(rng: random.Random, command: values.Command) -> str:
 def run(rng: random.Random, box: Toolbox) -> Exchange:
     command = values.command(rng)
     code = _quoted(rng, command.line) if rng.random() < 0.35 else f"`{command.line}`"
+    if rng.random() < 0.15 and len(command.line) < 40 and "`" not in command.line:
+        return _run_bare(rng, box, command)
     verb = rng.choice(("run", "run", "run", "execute", "call", "use the shell to run"))
     what = rng.choice(("{c}", "{c}", "the command {c}", "the command {c}", "the shell command {c}", "{c} in the shell", "{c} in the terminal", "this command: {c}", "the following command: {c}"))
     tail = rng.choice(("", "", " and report the output", " and tell me what it prints", " and tell me the output", " and show me the output", " and report what it prints", " and report the result", " and say what it printed", " and give me the result", " and tell me the result", " and report", ", then tell me what it printed", ", then report its output", " and repeat its output"))
@@ -226,6 +233,14 @@ def run(rng: random.Random, box: Toolbox) -> Exchange:
         ask = rng.choice((f"What does {code} print?", f"What is the output of {code}?", f"What does the command {code} print?", f"Tell me the output of {code}.", f"Show me the output of {code}.", f"What happens when you run {code}?"))
     thought = "It failed." if command.exit_code else "The command ran."
     return Exchange(ask, _report(rng, command), thought, (_run_step(rng, box, command),))
+
+
+def _run_bare(rng: random.Random, box: Toolbox, command: values.Command) -> Exchange:
+    """The command stands in the request without quotation marks, at its end or before a comma."""
+    line = command.line
+    body = rng.choice((f"run {line}", f"run the command {line}", f"execute {line}", f"run {line} in the shell", f"run this command and tell me the output: {line}", f"run this and report the output: {line}", f"execute the following command: {line}", f"run {line} and tell me the output", f"run {line} and report"))
+    thought = "It failed." if command.exit_code else "The command ran."
+    return Exchange(_ask(rng, body, ending=False), _report(rng, command), thought, (_run_step(rng, box, command),))
 
 
 # -------------------------------------------------------------------------------------------------- read
@@ -266,6 +281,15 @@ def read_value(rng: random.Random, box: Toolbox) -> Exchange:
             f"In the file {file}, what is the value of {quoted}?",
             f"What does {file} say about {quoted}?",
             f"According to {file}, what is the {quoted}?",
+            _ask(rng, f"read {file} and tell me its {quoted}"),
+            _ask(rng, f"look at {file}. Which {quoted} is set there"),
+            _ask(rng, f"open {file} and report its {quoted}"),
+            _ask(rng, f"read {file} and report the {quoted} in it"),
+            _ask(rng, f"read {file} and say the name of the {quoted}"),
+            _ask(rng, f"check the file {file} and say how many {quoted} there are"),
+            _ask(rng, f"read the file {file} and give me the {quoted}"),
+            f"Which value does {quoted} have in {file}?",
+            f"{file}: what is {quoted}?",
         )
     )
     step = _read_step(rng, box, kept.name, kept.text)
@@ -288,6 +312,9 @@ def read_all(rng: random.Random, box: Toolbox) -> Exchange:
             f"What does {file} say?",
             f"What does the file {file} contain?",
             f"What is the content of {file}?",
+            _ask(rng, f"tell me what {file} says"),
+            _ask(rng, f"tell me the text in {file}"),
+            _ask(rng, f"read {file} out to me"),
         )
     )
     step = _read_step(rng, box, name, text)

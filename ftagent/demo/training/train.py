@@ -43,9 +43,8 @@ class Stage:
 
 
 STAGES = (
-    Stage("short", Mix(2048, 0.1, 0.12, 0.3), 64, 0.48),
-    Stage("middle", Mix(8192, 0.05, 0.03, 0.2), 16, 0.2),
-    Stage("long", Mix(32768, 0.03, 0.01, 0.12), 4, 0.32),
+    Stage("short", Mix(2048, 0.1, 0.1, 0.25), 64, 0.5),
+    Stage("long", Mix(32768, 0.03, 0.01, 0.1), 4, 0.5),
 )
 SMOKE = (Stage("short", Mix(256, 0.1, 0.15, 0.3), 2, 0.5), Stage("long", Mix(512, 0.05, 0.0, 0.3), 1, 0.5))
 
@@ -150,10 +149,10 @@ def compile_parts(network: Network) -> None:
     for layer in network.layers:
         layer.mlp.compile()
         if hasattr(layer.mixer, "inputs"):
-            layer.mixer.inputs = torch.compile(layer.mixer.inputs)
-            layer.mixer.outputs = torch.compile(layer.mixer.outputs)
+            layer.mixer.inputs = torch.compile(layer.mixer.inputs, dynamic=True)
+            layer.mixer.outputs = torch.compile(layer.mixer.outputs, dynamic=True)
         else:
-            layer.mixer.compile()
+            layer.mixer.compile(dynamic=True)
 
 
 def save_parts(network: Network, directory: Path, parts: int = 3) -> None:
@@ -187,7 +186,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for table in (corpus.source_files, corpus.docstrings, corpus.documentation, corpus.sentences, corpus.words):
+    for table in (corpus.source_files, corpus.docstrings, corpus.documentation, corpus.sentences, corpus.words, corpus.rare_words):
         table()  # before the workers fork, so that they share it
     samples.encoding()
     trainer = Trainer(args)

@@ -19,9 +19,20 @@ _GREETINGS = ("hello", "Hello, world!", "hello world", "Hi there!", "Hello from 
 
 
 def word(rng: random.Random) -> str:
-    """A common word, weighted towards the frequent ones."""
-    ranked = corpus.words()
-    return ranked[int(len(ranked) * rng.random() ** 2)]
+    """A word: mostly a common one, sometimes a rare one, sometimes one that does not exist."""
+    kind = rng.random()
+    if kind < 0.6:
+        ranked = corpus.words()
+        return ranked[int(len(ranked) * rng.random() ** 1.5)]
+    if kind < 0.8:
+        return rng.choice(corpus.rare_words())
+    return coined(rng)
+
+
+def coined(rng: random.Random) -> str:
+    """A word that does not exist: it can only be copied, never guessed."""
+    made = "".join(rng.choice(corpus.fragments()) for _ in range(rng.choice((1, 2, 2, 3))))[:14]
+    return made if rng.random() < 0.3 else made.lower()
 
 
 def token(rng: random.Random) -> str:
@@ -54,23 +65,44 @@ def file_name(rng: random.Random, extension: str | None = None) -> str:
     return name
 
 
+_LINES = (
+    "print('{a} {b}')", 'print("{a}")', "{a} = {n}", "def {a}({b}): return {b} + {n}", "import {a}", "console.log('{a}');",
+    "#!/bin/bash", "<h1>{A} {b}</h1>", '{{"{a}": {n}}}', "SELECT {a} FROM {b};", "echo {a}", "{a}: [{n}, {m}]", "return {a}.{b}()",
+    "Dr. {A} {b}, room {n}", "{a}, {b}, {c}", "- {a} {b}", "* {a}", "# {A}", "{A}: {b} {c}", "{a}={b}", "{n} {a}s and {m} {b}s",
+    "buy {a}, call {B}, {c} the {d}", "{A} isn't {b}", "don't {a} the {b}", "The {a} {b} {c} over the {d}.", "Dear {A}, {b} {c}!",
+    "{a}@{b}.com", "https://{a}.{b}/{c}", "v{n}.{m}.0", "{a} ({b})", "{a} & {b}", "{a}/{b}", "[{a}]", "{A}{B}{C}", "{a}_{b}_{c}", "{n}%",
+    "{A} {b} at {n}:{m}", "€{n}.{m}", "naïve {a} café", "{a} → {b}", "{a}... {b}?!", "const {a} = {n};", "let {a} = '{b}'", "all {a} by {B}",
+)  # fmt: skip
+
+
+def line(rng: random.Random) -> str:
+    """One line of a kind that files often hold: code, prices, names, punctuation of every sort."""
+    names = {letter: word(rng) for letter in "abcd"}
+    capitals = {letter.upper(): value.capitalize() for letter, value in names.items()}
+    return rng.choice(_LINES).format(**names, **capitals, n=rng.randint(0, 99), m=rng.randint(0, 999))
+
+
 def phrase(rng: random.Random) -> str:
-    """A short text on one line, without quotation marks."""
+    """A short text on one line."""
     kind = rng.random()
-    if kind < 0.12:
+    if kind < 0.1:
         return rng.choice(_GREETINGS)
-    if kind < 0.42:
+    if kind < 0.4:
         text = " ".join(word(rng) for _ in range(rng.randint(1, 7)))
-    elif kind < 0.52:
+    elif kind < 0.46:
         text = f"{rng.choice(_NAMES)} {rng.choice(('lives in', 'likes', 'went to', 'called from', 'wrote to'))} {rng.choice(_CITIES)}"
+    elif kind < 0.54:
+        text = " ".join(coined(rng) for _ in range(rng.randint(1, 4)))
     elif kind < 0.62:
         text = token(rng)
-    elif kind < 0.72:
+    elif kind < 0.66:
         text = f"{word(rng)} {rng.choice(('=', ':', '->', '=>', '-', '+'))} {rng.choice((token, word))(rng)}"
-    elif kind < 0.8:
+    elif kind < 0.71:
         text = str(rng.choice((rng.randint(0, 99), rng.randint(100, 99999), round(rng.random() * 100, 2))))
+    elif kind < 0.88:
+        return line(rng)
     else:
-        return rng.choice(corpus.sentences()).replace('"', "").replace("'", "").replace("`", "")[:120]
+        return rng.choice(corpus.sentences()).replace('"', "").replace("`", "")[:120]
     if rng.random() < 0.35:
         text = text[0].upper() + text[1:]
     if rng.random() < 0.35:

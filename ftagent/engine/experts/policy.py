@@ -61,6 +61,10 @@ class ExpertPolicy:
         """The slot that holds the expert, or None. Does not count as a use."""
         return self._slot_of[layer].get(expert)
 
+    def slot(self, layer: int, expert: int) -> int:
+        """The slot of a resident expert."""
+        return self._slot_of[layer][expert]
+
     def use(self, layer: int, expert: int) -> None:
         """Record that a resident expert is used in this step."""
         slot = self._slot_of[layer][expert]

@@ -47,6 +47,13 @@ class ExpertPool:
         self._counters = ExpertCounters(len(banks))
         self._costs = CostModel()
         self._fill()
+        # With every expert in a slot the table never changes, and decode reads it without a look-up.
+        self._all: list[list[ExpertWeights]] | None = None
+        if slots.count == len(banks) * experts:
+            self._all = [
+                [slots[self._policy.slot(layer, expert)] for expert in range(experts)]
+                for layer in range(len(banks))
+            ]
 
     @property
     def resident(self) -> int:
@@ -84,6 +91,8 @@ class ExpertPool:
         decode.
         """
         rows, per_token = chosen.shape
+        if self._all is not None and decode == rows:
+            return self._forward_resident(layer, x, chosen.flatten().tolist(), weights)
         pairs = x.new_empty(rows * per_token, x.shape[1])
         by_expert: Rows = {}
         for pair, expert in enumerate(chosen.flatten().tolist()):
@@ -99,6 +108,22 @@ class ExpertPool:
                     places = torch.tensor(wanted)
                     pairs[places] = expert_group(x[places // per_token], *expert_weights)
         return combine(pairs.view(rows, per_token, -1), weights)
+
+    def _forward_resident(
+        self, layer: int, x: torch.Tensor, experts: list[int], weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Decode rows only, every expert in a slot; `experts` are those of all pairs."""
+        assert self._all is not None
+        ready = self._all[layer]
+        pairs = x.new_empty(len(experts), x.shape[1])
+        vectors = x.unbind(0)
+        expert_vectors(
+            [vectors[pair // self._per_token] for pair in range(len(experts))],
+            [ready[expert] for expert in experts],
+            list(pairs.unbind(0)),
+        )
+        self._counters.record(layer, len(set(experts)), 0, 0)
+        return combine(pairs.view(len(vectors), self._per_token, -1), weights)
 
     def _vectors(
         self,

@@ -11,11 +11,13 @@ from typing import NamedTuple
 import torch
 
 CHUNK = 64
+FLOOR = torch.tensor(1e-3)  # sqrt of the 1e-6 under the root of `unit_length`
 
 
 def unit_length(x: torch.Tensor) -> torch.Tensor:
     """x / sqrt(sum x^2 + 1e-6) over the last dimension."""
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.hypot(length, FLOOR)
 
 
 class DeltaInputs(NamedTuple):
@@ -76,7 +78,7 @@ def chunked(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
         corrections = torch.baddbmm(own[:, chunk], reading[:, chunk], state, alpha=-1)
         torch.baddbmm(torch.bmm(within[:, chunk], corrections), q[:, chunk], state, out=out[:, chunk])
         state.mul_(whole[:, chunk]).baddbmm_(writing[:, chunk], corrections)
-    return out.reshape(heads, -1, value_dim).transpose(0, 1)[:tokens]
+    return out.reshape(heads, -1, value_dim).transpose(0, 1)[:tokens].contiguous()
 
 
 def _by_chunk(x: torch.Tensor) -> torch.Tensor:

@@ -36,8 +36,5 @@ def expert_group(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> 
 
 
 def combine(pairs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """pairs [rows, k, H] weighted by weights [rows, k] and summed over k, rank 0 first: [rows, H]."""
-    total = pairs[:, 0] * weights[:, :1]
-    for rank in range(1, pairs.shape[1]):
-        total = total.addcmul_(pairs[:, rank], weights[:, rank : rank + 1])
-    return total
+    """pairs [rows, k, H] weighted by weights [rows, k] and summed over k: [rows, H]."""
+    return torch.bmm(weights.unsqueeze(1), pairs).squeeze(1)

@@ -41,6 +41,7 @@ class Batch:
     places: torch.Tensor  # int64, where the row's key and value go: page * page size + offset
     decode_pasts: tuple[tuple[Runs, ...], ...]  # per decode row: its segments, the row itself included
     decode_slots: tuple[int, ...]
+    decode_index: torch.Tensor  # int64 [decode], the same
     wanted: tuple[int, ...]  # rows whose logits are asked for, in the order of the chunks
 
     @property
@@ -69,6 +70,7 @@ def make_batch(chunks: Sequence[Chunk], device: torch.device) -> Batch:
         last_row[id(chunk)] = end - 1
         if len(chunk.tokens) > 1:
             spans.append(Span(begin, end, chunk.slot, token_runs(chunk.pages, 0, chunk.start)))
+    slots = [chunk.slot for chunk in ordered[:decode]]
     integers = torch.tensor([tokens, positions, places], device=device)
     return Batch(
         decode=decode,
@@ -77,7 +79,8 @@ def make_batch(chunks: Sequence[Chunk], device: torch.device) -> Batch:
         positions=integers[1],
         places=integers[2],
         decode_pasts=tuple(_segments(chunk) for chunk in ordered[:decode]),
-        decode_slots=tuple(chunk.slot for chunk in ordered[:decode]),
+        decode_slots=tuple(slots),
+        decode_index=torch.tensor(slots, dtype=torch.int64, device=device),
         wanted=tuple(last_row[id(chunk)] for chunk in chunks if chunk.want_logits),
     )
 

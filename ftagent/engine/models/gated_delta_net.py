@@ -42,7 +42,7 @@ class GatedDeltaNet:
         parts = [(f"{prefix}in_proj_{part}.weight", size) for part, size in sizes]
         self._in = source.joined(parts, hidden)
         convolution = source.dense(prefix + "conv1d.weight", channels, 1, shape.kernel, dtype=torch.float32)
-        self._taps = convolution.squeeze(1).t().contiguous().unbind(0)  # kernel x [channels], oldest first
+        self._taps = convolution.squeeze(1).t().contiguous()  # [kernel, channels], oldest first
         self._rate = -source.dense(prefix + "A_log", heads, dtype=torch.float32).exp()
         self._bias = source.dense(prefix + "dt_bias", heads, dtype=torch.float32)
         self._norm = RmsNorm(
@@ -53,7 +53,7 @@ class GatedDeltaNet:
     def __call__(self, x: torch.Tensor, batch: Batch, states: StatePool) -> torch.Tensor:
         shape, rows = self._shape, len(x)
         flat = project(x, self._in, batch.decode).float()
-        mixed, z, b, a = torch.split(flat, self._sizes, dim=-1)
+        mixed, z, b, a = torch.split_with_sizes(flat, self._sizes, dim=-1)
         mixed = F.silu(self._convolve(mixed, batch, states.conv[self._state_layer]))
         query_key = unit_length(mixed[:, : 2 * shape.keys].view(rows, 2 * shape.key_heads, shape.key_dim))
         query_key = query_key.view(rows, 2, shape.key_heads, shape.key_dim)
@@ -73,40 +73,36 @@ class GatedDeltaNet:
         """Causal depthwise convolution of x [rows, channels] with the state conv [slots, kernel - 1,
         channels].
         """
-        out = torch.empty_like(x)
-        kept = self._shape.kernel - 1
-        if batch.decode:
-            slots = torch.tensor(batch.decode_slots)
-            window = torch.cat((conv[slots], x[: batch.decode].unsqueeze(1)), dim=1)
-            conv[slots] = window[:, 1:]
-            out[: batch.decode] = self._taps_sum([window[:, tap] for tap in range(kept + 1)])
+        parts: list[torch.Tensor] = []
+        if batch.decode == 1:
+            state = conv[batch.decode_slots[0]]
+            window = torch.cat((state, x[:1]))
+            state.copy_(window[1:])
+            parts.append((window * self._taps).sum(0, keepdim=True))
+        elif batch.decode:
+            window = torch.cat((conv[batch.decode_index], x[: batch.decode].unsqueeze(1)), dim=1)
+            conv[batch.decode_index] = window[:, 1:]
+            parts.append((window * self._taps).sum(1))
         for span in batch.spans:
             window = torch.cat((conv[span.slot], x[span.begin : span.end]))
             count = span.end - span.begin
             conv[span.slot] = window[count:]
-            out[span.begin : span.end] = self._taps_sum(
-                [window[tap : tap + count] for tap in range(kept + 1)]
-            )
-        return out
-
-    def _taps_sum(self, shifted: list[torch.Tensor]) -> torch.Tensor:
-        total = shifted[0] * self._taps[0]
-        for x, tap in zip(shifted[1:], self._taps[1:], strict=True):
-            total.addcmul_(x, tap)
-        return total
+            total = window[:count] * self._taps[0]
+            for tap in range(1, self._shape.kernel):
+                total.addcmul_(window[tap : tap + count], self._taps[tap])
+            parts.append(total)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _mix(self, inputs: DeltaInputs, batch: Batch, recurrent: torch.Tensor) -> torch.Tensor:
         """Run the delta rule on all rows, advancing the slots of their requests: [rows, heads, dv]."""
-        out = torch.empty_like(inputs.value)
+        parts: list[torch.Tensor] = []
         decode = batch.decode
         if decode == 1:
             slot = batch.decode_slots[0]
-            out[:1] = recurrent_step(inputs.rows(0, 1), recurrent[slot : slot + 1])
+            parts.append(recurrent_step(inputs.rows(0, 1), recurrent[slot : slot + 1]))
         elif decode:
-            slots = torch.tensor(batch.decode_slots)
-            states = recurrent[slots]
-            out[:decode] = recurrent_step(inputs.rows(0, decode), states)
-            recurrent[slots] = states
-        for span in batch.spans:
-            out[span.begin : span.end] = chunked(inputs.rows(span.begin, span.end), recurrent[span.slot])
-        return out
+            states = recurrent[batch.decode_index]
+            parts.append(recurrent_step(inputs.rows(0, decode), states))
+            recurrent[batch.decode_index] = states
+        parts += [chunked(inputs.rows(s.begin, s.end), recurrent[s.slot]) for s in batch.spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

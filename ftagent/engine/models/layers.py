@@ -111,7 +111,7 @@ class Attention:
             0, 1
         )
         kv.write(self._kv_layer, batch.places, keys_values)
-        out = self._attend(query, keys_values, batch, kv).view(rows, -1)
+        out = self._attend(query, keys_values, batch, kv).reshape(rows, -1)
         if self._gated:
             out = out * torch.sigmoid(flat[:, width:])
         return project(out, self._out, batch.decode)
@@ -120,11 +120,11 @@ class Attention:
         self, query: torch.Tensor, keys_values: torch.Tensor, batch: Batch, kv: KvStorage
     ) -> torch.Tensor:
         """query [rows, heads, d], keys_values [2 * kv_heads, rows, d] to [rows, heads, d]."""
-        out = torch.empty_like(query)
+        done: list[torch.Tensor] = []
         for row, segments in enumerate(batch.decode_pasts):
             one = query[row].unsqueeze(1)
             parts = [attend_all(one, *kv.read(self._kv_layer, runs), self._scale) for runs in segments]
-            out[row] = join(parts).squeeze(1)
+            done.append(join(parts).transpose(0, 1))
         for span in batch.spans:
             rows = slice(span.begin, span.end)
             own = query[rows].transpose(0, 1)
@@ -132,8 +132,8 @@ class Attention:
             parts = [attend_causal(own, key, value, self._scale)]
             if span.past:
                 parts.append(attend_all(own, *kv.read(self._kv_layer, span.past), self._scale))
-            out[rows] = join(parts).transpose(0, 1)
-        return out
+            done.append(join(parts).transpose(0, 1))
+        return done[0] if len(done) == 1 else torch.cat(done)
 
 
 def _gate_last(heads: int, head_dim: int, rows: int) -> torch.Tensor:

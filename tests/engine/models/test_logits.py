@@ -94,7 +94,10 @@ def test_qwen3_5_moe_at_large_weights_is_as_near_to_float64_as_transformers(
     oracle.model.double()
     exact = oracle.logits(tokens)
     theirs = (expected - exact).abs().amax(dim=-1)
-    for found in runs(tmp_path, tokens, seed):
-        ours = torch.stack([(logits - exact[position]).abs().max() for position, logits in found.items()])
-        assert float(ours.median()) <= 2 * float(theirs.median()) + 1e-5
+    whole, chunks, decode = (
+        torch.stack([(logits - exact[position]).abs().max() for position, logits in found.items()])
+        for found in runs(tmp_path, tokens, seed)
+    )
+    for ours in (whole, chunks, decode):
         assert float(ours.max()) <= 4 * float(theirs.max())
+    assert float(decode.median()) <= 2 * float(theirs.median())

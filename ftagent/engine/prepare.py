@@ -57,7 +57,7 @@ class Preparer:
         self._form: ReplyForm = form
         self._auto = constrain == "auto"
         self._seed = seed
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1)  # counts requests; next() on it is atomic
         self._added = frozenset(tokenizer.added_tokens.values())
         self._markers = frozenset(tokenizer.added_tokens)
         self._eos = frozenset(tokenizer.eos_ids)
@@ -144,7 +144,7 @@ class Preparer:
 
     def _chat_prompt(self, conversation: Conversation, json_schema: str | None) -> _Prompt:
         rendered = self._template.render(conversation)
-        self._check_length(rendered.token_ids)
+        self._check_length(rendered.token_ids)  # before a grammar is compiled for nothing
         for note in rendered.notes:
             log.warning("%s", note)
         thinking_open = rendered.thinking_open

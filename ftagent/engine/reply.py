@@ -79,6 +79,7 @@ class StopSearch:
         if matches:
             _, place, self.found = min(matches)
             return text[:place]
+        # A whole stop string would have been found above, so only proper beginnings are left to look for.
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
@@ -131,7 +132,7 @@ class ReplyStream:
 
     def push(self, choice: Choice) -> list[Event]:
         """Events that this token completes. Check `stopped` afterwards."""
-        self.reasoning_tokens += self._thinking
+        self.reasoning_tokens += self._thinking  # the marker that closes the thinking still counts
         if choice.logprob is not None:
             top = tuple((token, self._text_of(token), logprob) for token, logprob in choice.top)
             text = self._text_of(choice.token)

@@ -168,6 +168,7 @@ class Scheduler:
             self.waiting.remove(job)
         if job in self.running:
             self.running.remove(job)
+            # The last token was sampled but never computed, so the anchor stands one before the end.
             if keep and job.computed and job.slot is not None:
                 self.prefix.keep(job.tokens[: job.computed], job.pages, job.slot)
             self._free(job)
@@ -227,6 +228,8 @@ class Scheduler:
 
     def _resume(self, job: Job, slot: int, anchor: Anchor) -> None:
         """Take over pages and state of an anchor; a last page that others use is copied."""
+        # Writing behind the anchor in its own page keeps the pages of a conversation in one run, which is
+        # read without a copy; a page with two writers would mix two requests.
         held = self._held()
         in_place = anchor.pages[-1] not in held and self.prefix.may_extend(anchor)
         self._pages.retain(anchor.pages)  # so that making room cannot free them

@@ -65,7 +65,7 @@ class Worker:
         self._scheduler = scheduler
         self._vocab = vocab
         self._meters = Meters()
-        self._tasks: dict[Job, Task] = {}
+        self._tasks: dict[Job, Task] = {}  # all that the scheduler holds
         self._inbox: list[Task] = []
         self._told: dict[Task, None] = {}  # tasks with something new in the outbox, in order
         self._wake = threading.Condition()
@@ -80,13 +80,14 @@ class Worker:
         """Hand a task over. Whether it is accepted comes through its outbox. Raises EngineStopped."""
         with self._wake:
             if self._closing or self.health != "ok":
-                raise EngineStopped(f"the engine has {self.health}; start it again")
+                state = self.health if self.health != "ok" else "stopped"
+                raise EngineStopped(f"the engine has {state}; start it again")
             self._inbox.append(task)
             self._wake.notify()
 
     def cancel(self, task: Task) -> None:
         """Let the next step go on without this task. Does nothing for one that has ended."""
-        task.job.cancelled = True
+        task.job.cancelled = True  # no lock: one write, read by the worker between steps
 
     def close(self) -> None:
         """End the thread after the step it is in, and all tasks with EngineStopped."""
@@ -138,7 +139,7 @@ class Worker:
         pieces = self._scheduler.plan()
         for job in self._scheduler.waiting:
             self._tell_queued(self._tasks[job])
-        self._deliver()
+        self._deliver()  # refusals and queue positions do not wait for the step
         if self._tasks and not pieces:
             raise RuntimeError("requests are open but none can run")
         begin = time.monotonic()
@@ -184,7 +185,7 @@ class Worker:
 
     def _advance(self, task: Task, row: Row) -> None:
         """Sample one token for a task and tell its reader. A fault here is this request's alone."""
-        if task.job.cancelled:
+        if task.job.cancelled:  # its state stands behind all its tokens: good as an anchor, as it is
             return
         try:
             events, reason = self._sample(task, row)
@@ -292,3 +293,5 @@ class Worker:
             for task in tasks:
                 self._scheduler.finish(task.job, keep=False)
             self._scheduler.prefix.clear()
+            now = time.monotonic()
+            self.snapshot = self._look(StepWork(now, now, 0, 0))

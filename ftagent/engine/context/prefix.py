@@ -146,7 +146,7 @@ class PrefixCache:
             return False
         while len(self._anchors) >= self._capacity:
             self._evict()
-        count = -(-len(tokens) // self._pages.page_size)
+        count = -(-len(tokens) // self._pages.page_size)  # the request may hold more, for what comes
         snapshot = self._states.snapshot(slot)
         self._pages.retain(pages[:count])
         self._anchors[key] = Anchor(key, len(tokens), tuple(pages[:count]), snapshot)

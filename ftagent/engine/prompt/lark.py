@@ -72,8 +72,12 @@ def escape(text: str) -> str:
 
 
 def regex(pattern: str) -> str:
-    """A regular expression of the dialect."""
-    return "/" + pattern.replace("\n", "\\n").replace("/", "\\/") + "/"
+    """A regular expression of the dialect: slashes escaped, those that are escaped already left."""
+    return "/" + re.sub(r"\\.|/", _escape_slash, pattern.replace("\n", "\\n"), flags=re.DOTALL) + "/"
+
+
+def _escape_slash(found: re.Match[str]) -> str:
+    return "\\/" if found.group() == "/" else found.group()
 
 
 def json_value(schema: Any, style: Mapping[str, Any], *, lenient: bool = False) -> str:
@@ -204,8 +208,10 @@ class _Parameters:
         parts = [regex(f"(?s:.*){end}"), f"~{self._not_text}"]
         if starts is not None:
             parts.append("~" + regex(f"(?s:{_GAP}{starts}.*)"))
-        if self._strictness == "exact":
-            parts += [regex(limit + end) for limit in _text_limits(schema)]
+        limits = _text_limits(schema) if self._strictness == "exact" else []
+        if limits:  # then the value ends at its first closer, fitting or not
+            parts += [regex(limit + end) for limit in limits]
+            parts.append("~" + regex(f"(?s:.*){end}(?s:.+)"))
         self._grammar.define(terminal, " & ".join(parts))
         return f"{self._grammar.add(terminal, '[lazy]')} {literal(chr(10))}"
 
@@ -252,7 +258,8 @@ def _text_limits(schema: Any) -> list[str]:
     if isinstance(pattern, str):
         head = "" if pattern.startswith("^") else "(?s:.*)"
         tail = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
-        inner = pattern.removeprefix("^")
+        # JSON Schema means ASCII digits and letters.
+        inner = pattern.removeprefix("^").replace("\\d", "[0-9]").replace("\\w", "[A-Za-z0-9_]")
         limits.append(f"{head}(?:{inner.removesuffix('$') if not tail else inner}){tail}")
     return limits
 

@@ -245,6 +245,83 @@ def test_auto_with_a_token_that_reaches_beyond_the_marker() -> None:
     assert allowed(constraint, native=False) == {"i"}
 
 
+def test_patterns_and_lengths_of_strings() -> None:
+    properties = {
+        "date": {"type": "string", "pattern": "^\\d{4}-\\d\\d$"},
+        "path": {"type": "string", "pattern": "a\\/b/c"},
+        "id": {"type": "string", "minLength": 2, "maxLength": 3},
+    }
+    conversation = asking(tools=[ToolSpec("t", "", {"properties": properties})])
+    closed = "\n</parameter>\n"
+    for name, value, refused in [
+        ("date", "2026-01", ""),
+        ("date", "2026-1", closed),
+        ("path", "xx a/b/c yy", ""),
+        ("path", "a/b", closed),
+        ("id", "abc", ""),
+        ("id", "a", closed),
+        ("id", "abcd", "d" + closed),
+    ]:
+        head = f"<tool_call>\n<function=t>\n<parameter={name}>\n"
+        assert follow(constrained(conversation), head + value + closed) == refused, (name, value)
+
+
+AGENT_TOOLS = (
+    ToolSpec(
+        "Report",
+        "Report findings. " * 50,
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "level": {"type": "string", "enum": ["low", "high"], "description": "How sure. " * 30},
+                "findings": {
+                    "type": "array",
+                    "maxItems": 32,
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "file": {"type": "string", "maxLength": 60},
+                            "line": {"type": "integer", "minimum": -9007199254740991},
+                            "severity": {"enum": ["important", "nit"]},
+                        },
+                        "required": ["file"],
+                        "additionalProperties": False,
+                    },
+                },
+                "script": {"type": "string", "maxLength": 524288},
+                "args": {"description": "Anything."},
+                "offset": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+                "limit": {"type": "number", "default": 5},
+            },
+            "required": ["level", "findings"],
+            "additionalProperties": False,
+        },
+    ),
+    *TOOLS,
+)
+
+
+@pytest.mark.parametrize("form", ["qwen3", "qwen3_5"])
+def test_schemas_as_agents_send_them_are_enforced_exactly(
+    form: ReplyForm, caplog: pytest.LogCaptureFixture
+) -> None:
+    constraint = constrained(asking(tools=AGENT_TOOLS), form)
+    assert caplog.records == []
+    finding = '[{"file": "a.py", "line": 3, "severity": "nit"}]'
+    if form == "qwen3_5":
+        text = (
+            "<tool_call>\n<function=Report>\n<parameter=findings>\n"
+            f"{finding}\n</parameter>\n<parameter=level>\nhigh\n</parameter>\n</function>\n</tool_call>"
+        )
+    else:
+        text = (
+            '<tool_call>\n{"name": "Report", "arguments": {"level": "high", "findings": '
+            f"{finding}}}}}\n</tool_call>"
+        )
+    assert follow(constraint, text) == ""
+
+
 # ---- loose schemas, cache, masks
 
 

@@ -83,8 +83,8 @@ def choose_marks(boundaries: Sequence[Boundary], tokens: int) -> tuple[int, ...]
     Agents edit at boundaries, mostly near the end, and share system and tools. Kept are the ends of system
     and tools, the last user message, the first thinking behind it (where the next user turn strips thinking),
     the last LAST_EDGES edges and the end of the prompt. A mark less than NEAR tokens behind another is left
-    out (one as near to the start as well): each costs a step of its own, and the earlier one is valid wherever
-    the later one is.
+    out (one as near to the start as well): each costs a step of its own, and the earlier one is valid
+    wherever the later one is.
     """
     found = [edge for edge in boundaries if 0 < edge.position <= tokens]
     wanted = {edge.position for edge in found if edge.kind in ("system_end", "tools_end")}

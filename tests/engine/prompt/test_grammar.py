@@ -257,7 +257,7 @@ def test_patterns_and_lengths_of_strings() -> None:
         ("date", "2026-01", ""),
         ("date", "2026-1", closed),
         ("path", "xx a/b/c yy", ""),
-        ("path", "a/b", closed),
+        ("path", "a/b", ">\n"),
         ("id", "abc", ""),
         ("id", "a", closed),
         ("id", "abcd", "d" + closed),

@@ -259,7 +259,7 @@ def test_patterns_and_lengths_of_strings() -> None:
         ("path", "xx a/b/c yy", ""),
         ("path", "a/b", ">\n"),
         ("id", "abc", ""),
-        ("id", "a", closed),
+        ("id", "a", "/parameter>\n"),  # a newline and "<" are characters like others
         ("id", "abcd", "d" + closed),
     ]:
         head = f"<tool_call>\n<function=t>\n<parameter={name}>\n"

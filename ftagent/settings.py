@@ -88,7 +88,7 @@ class Settings(BaseModel):
     """Requests that run at the same time."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait; one more is refused."""
-    chunk_tokens: Annotated[int, Field(ge=1)] = 512
+    chunk_tokens: Annotated[int, Field(ge=1)] = 1024
     """Prompt tokens of one step at most."""
     constrain_tools: Literal["auto", "required"] | None = None
     """Hold tool calls to the offered schemas: always (`auto`), or only where the client requires a call."""

@@ -1,8 +1,8 @@
 """Requests to steps: who computes which tokens next, on which pages and in which state slot.
 
-Every step carries one token of each request that decodes, and at most `chunk_tokens` of prompts, shared
-evenly (a short prompt takes less than its share and the rest goes on to the others). Plain Python on
-integers; knows no tensor, no text and no thread. The caller locks.
+Every step carries one token of each request that decodes, and at most `chunk_tokens` of prompts (fewer
+beside decoding ones), shared evenly: a short prompt takes less than its share and the rest goes on to the
+others. Plain Python on integers; knows no tensor, no text and no thread: one thread at a time may call it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from ftagent.errors import PromptTooLong, QueueFull
 # Room for this many reply tokens is set aside when a request is admitted, so that it does not start
 # only to wait for pages at its first tokens.
 REPLY_RESERVE = 64
+
+# Beside requests that decode, prompts get this part of `chunk_tokens`: large chunks are faster for a prompt
+# alone, but every decoding request waits for them at each token.
+MIXED_PART = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +103,7 @@ class Scheduler:
         *,
         max_running: int = 8,
         max_waiting: int = 64,
-        chunk_tokens: int = 512,
+        chunk_tokens: int = 1024,
     ) -> None:
         self._pages = pages
         self._states = states
@@ -146,7 +150,10 @@ class Scheduler:
         prefilling = [job for job in self.running if job.remaining > 1]
         ends = [self._chunk_end(job) for job in prefilling]
         wants = [end - job.computed for job, end in zip(prefilling, ends, strict=True)]
-        for job, count in zip(prefilling, share_evenly(wants, self._chunk_tokens), strict=True):
+        budget = self._chunk_tokens
+        if pieces:
+            budget = max(budget // MIXED_PART, self._max_running)
+        for job, count in zip(prefilling, share_evenly(wants, budget), strict=True):
             if count:
                 pieces.append(Piece(job, job.computed, count, count == job.remaining))
         return pieces

@@ -79,15 +79,20 @@ def test_four_together_equal_each_alone() -> None:
 
 
 def test_decode_rows_go_on_beside_a_long_prompt() -> None:
-    bench = Bench(ToyRunner(), chunk_tokens=8)
+    bench = Bench(ToyRunner(), chunk_tokens=40)
     talker = bench.submit(prompt_of(1, 4), 30)
     bench.step()
-    bench.submit(prompt_of(2, 80), 2)
-    for _ in range(9):
+    long = bench.submit(prompt_of(2, 80), 2)
+    lengths = []
+    while long.remaining > 1:
         pieces = bench.step()
-        decoding = [piece for piece in pieces if piece.is_decode]
-        assert [piece.job for piece in decoding] == [talker]
-        assert sum(piece.length for piece in pieces) - 1 <= 8
+        assert [piece.job for piece in pieces if piece.is_decode] == [talker]
+        lengths.append(sum(piece.length for piece in pieces) - 1)
+    assert lengths == [10] * 8  # a quarter of the chunk
+    bench.drain()
+    alone = bench.submit(prompt_of(3, 80), 2)
+    assert [piece.length for piece in bench.step()] == [40]
+    assert alone.computed == 40
 
 
 def test_a_short_prompt_is_not_stuck_behind_a_long_one() -> None:

@@ -43,6 +43,7 @@ from ftagent.tui.widgets import FiguresColumn, Footer, StatusRow, header_text
 TICK_S = 0.25
 QUIT_AGAIN_S = 2.0
 NOTICE_S = 6.0
+LISTED_SESSIONS = 30
 
 
 def _bindings() -> list[BindingType]:
@@ -74,7 +75,9 @@ class ChatApp(App[int], inherit_bindings=False):
 
         turn: Turn
 
-    def __init__(self, engine: Engine, store: SessionStore, session: Session) -> None:
+    def __init__(
+        self, engine: Engine, store: SessionStore, session: Session, thinking: bool | None = None
+    ) -> None:
         # Said here already: Textual chooses how it honours NO_COLOR before the theme is set.
         super().__init__(ansi_color=True)
         self._engine = engine
@@ -87,7 +90,7 @@ class ChatApp(App[int], inherit_bindings=False):
         self._column = FiguresColumn()
         self._row = StatusRow()
         self._footer = Footer()
-        self._thinking: bool | None = None  # None: the model's own default
+        self._thinking = thinking  # None: the model's own default
         self._folded = True
         self._turn: Turn | None = None
         self._answer = Answer()
@@ -281,8 +284,11 @@ class ChatApp(App[int], inherit_bindings=False):
         await self.transcript.show_session(session.messages, self._folded)
 
     async def command_sessions(self, argument: str) -> None:
-        rows = "\n".join(map(_session_row, self._store.summaries()))
-        await self._remark(rows or f"no sessions yet in {self._store.directory}")
+        sessions = self._store.summaries()
+        rows = [_session_row(session) for session in sessions[:LISTED_SESSIONS]]
+        if len(sessions) > LISTED_SESSIONS:
+            rows.append(f"and {len(sessions) - LISTED_SESSIONS} older ones in {self._store.directory}")
+        await self._remark("\n".join(rows) or f"no sessions yet in {self._store.directory}")
 
     async def command_think(self, argument: str) -> None:
         if not self._engine.model.thinking:
@@ -334,16 +340,19 @@ def _session_row(row: SessionSummary) -> str:
     return f"{row.id}  {started:%Y-%m-%d %H:%M}  {row.turns:>3} turns  {row.first_line}"
 
 
-def run_chat(engine: Engine, *, store: SessionStore, resume: str | None = None) -> int:
+def run_chat(
+    engine: Engine, *, store: SessionStore, resume: str | None = None, thinking: bool | None = None
+) -> int:
     """Talk until the user quits; returns the exit code. The engine stays open.
 
     `resume` is None for a new session, `sessions.NEWEST` (or an empty string) for the one used last, else
-    the beginning of an id. Raises ConfigError when there is no terminal, or no such session. SIGTERM, SIGHUP
-    and SIGINT end it with 128 + the signal's number, the terminal restored.
+    the beginning of an id. `thinking` is the switch to start with; None leaves it to the model. Raises
+    ConfigError when there is no terminal, or no such session. SIGTERM, SIGHUP and SIGINT end it with 128 +
+    the signal's number, the terminal restored.
     """
     _need_terminal()
     session = store.create(engine.model.id) if resume is None else store.resume(resume or NEWEST)
-    return asyncio.run(_run_until_signal(ChatApp(engine, store, session)))
+    return asyncio.run(_run_until_signal(ChatApp(engine, store, session, thinking)))
 
 
 def _need_terminal() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SHARE = 0.05  # of one core
+SHARE = 0.03  # of one core
 SHORTEST_S = 0.05
 LONGEST_S = 0.5
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TMUX = shutil.which("tmux")
@@ -19,14 +19,17 @@ ROOT = Path(__file__).parents[2]
 class Terminal:
     """One tmux window with a shell in it. `raw` is every byte that was written to it."""
 
-    def __init__(self, directory: Path, width: int, height: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         self._socket = directory / "tmux"
         self._log = directory / "raw"
         kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ}
         self._environment = {"LC_ALL": "C.UTF-8", "TERM": "xterm-256color", **kept}
-        shell = ["env", *(f"{key}={value}" for key, value in environment.items()), "PS1=$ ", "sh"]
+        self._shell = ["env", *(f"{key}={value}" for key, value in environment.items()), "PS1=$ ", "sh"]
+
+    def open(self, width: int, height: int) -> None:
+        """Start the server and a shell in it; returns when the shell is ready."""
         size = ["-x", str(width), "-y", str(height)]
-        self.tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(ROOT), shlex.join(shell))
+        self.tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(ROOT), shlex.join(self._shell))
         self.tmux("pipe-pane", "-O", f"cat >> {shlex.quote(str(self._log))}")
         self.until(lambda: "$" in self.screen())
 
@@ -37,7 +40,9 @@ class Terminal:
         ).stdout
 
     def close(self) -> None:
-        self.tmux("kill-server")
+        """End the server and what runs in it, if it ever started."""
+        with suppress(subprocess.CalledProcessError):
+            self.tmux("kill-server")
 
     def keys(self, *keys: str) -> None:
         """Send keys by tmux's names, or text."""
@@ -83,8 +88,9 @@ class Terminal:
 def terminal(
     directory: Path, width: int = 120, height: int = 30, environment: Mapping[str, str] | None = None
 ) -> Iterator[Terminal]:
-    opened = Terminal(directory, width, height, environment or {})
+    opened = Terminal(directory, environment or {})
     try:
+        opened.open(width, height)
         yield opened
     finally:
         opened.close()

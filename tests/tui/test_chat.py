@@ -16,7 +16,7 @@ from ftagent.errors import ConfigError
 from ftagent.events import Finished, Progress, TextDelta, ThinkingDelta, Usage
 from ftagent.sessions import NEWEST, SessionStore
 from ftagent.tui.chat import ChatApp, run_chat
-from ftagent.tui.transcript import ThinkingText
+from ftagent.tui.transcript import AnswerText, ThinkingText
 from ftagent.tui.widgets import EMBEDDED_NOTE, FiguresColumn, StatusRow
 from tests.support.chat_runner import HOSTILE, EmbeddedEngine, script_for
 from tests.support.scripted import Script, ScriptedEngine
@@ -355,6 +355,36 @@ async def test_ctrl_c_stops_the_answer_first(tmp_path: Path) -> None:
         await stage.until(lambda: stage.answers == ["x"])
         await stage.pilot.press("ctrl+c")
         await stage.until(lambda: stage.closing_lines == ["■ stopped"] and stage.engine.active == 0)
+
+
+async def test_ctrl_c_copies_what_is_selected(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.type("abc")
+        await stage.pilot.press("shift+left", "shift+left", "ctrl+c")
+        assert stage.app.clipboard == "bc"
+        assert stage.app.prompt.text == "abc"
+        await stage.pilot.press("right", "ctrl+c")
+        await stage.ask("hello")
+        text = stage.app.query_one(AnswerText)
+        await stage.pilot.mouse_down(text, offset=(0, 0))
+        await stage.pilot.hover(text, offset=(7, 0))
+        await stage.pilot.mouse_up(text, offset=(7, 0))
+        await stage.pilot.press("ctrl+c")
+        assert stage.app.clipboard == "You said"
+        assert stage.app.is_running
+
+
+async def test_many_sessions_are_listed_from_the_newest(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    for number in range(33):
+        store.create().append(Message("user", (Text(f"prompt {number}"),)))
+    async with on_stage(tmp_path) as stage:
+        await stage.send("/sessions")
+        await stage.until(lambda: len(stage.remarks) == 1)
+        lines = stage.remarks[0].splitlines()
+        assert lines[0].endswith("prompt 32")
+        assert lines[-1] == f"and 3 older ones in {tmp_path}"
+        assert len(lines) == 31
 
 
 async def test_ctrl_d_quits_only_when_empty(tmp_path: Path) -> None:

@@ -191,4 +191,23 @@ def test_signals_leave_the_terminal_clean(directory: Path, name: str, code: int)
         window.tmux("run-shell", f"pkill -{name} -P {child}")
         window.until_shown(f"exit={code}")
         assert_restored(window)
+        assert "Traceback" not in window.screen()
     assert SessionStore(directory / "sessions").resume().messages[1].stopped
+
+
+def test_suspend_and_come_back(directory: Path) -> None:
+    with terminal(directory) as window:
+        start(window, directory)
+        window.keys("C-z")
+        window.until_shown("Stopped")  # says the shell
+        assert window.state("alternate_on") == "0"
+        window.type("fg")
+        window.keys("Enter")
+        window.until(lambda: window.state("alternate_on") == "1")
+        window.until_shown(READY)
+        window.type("back")
+        window.keys("Enter")
+        window.until_shown("You said back")
+        window.keys("C-d")
+        window.until(lambda: window.state("alternate_on") == "0")
+        assert_restored(window)

@@ -1,9 +1,9 @@
 """One step on the device: chunks of several requests in, logits out. Knows no requests, sampling or text.
 
 Rows of a step do not see each other. Decode rows (chunks of one token) go through matrix-vector products,
-prefill rows through matrix products of at least four rows, attention and the delta rule per chunk: a row then
-gives the same bits whatever else is in the step, on builds of torch whose products have that property
-(docs/engine.md).
+prefill rows through matrix products that give every thread four rows, attention and the delta rule run for
+each chunk: a row then gives the same bits whatever else is in the step, where the BLAS allows it
+(`kernels.linear`).
 """
 
 from __future__ import annotations

@@ -215,3 +215,20 @@ def test_two_hundred_requests_with_readers_that_leave() -> None:
         engine.scheduler.check_integrity()
         engine.scheduler.prefix.clear()
         assert runner.kv.free_count == runner.kv.total
+
+
+def test_a_reader_whose_loop_is_gone_does_not_keep_the_engine_busy() -> None:
+    runner = ToyRunner(context=10_000, pages=2500)
+    with toy_engine(runner) as engine:
+        loop = asyncio.new_event_loop()
+        events = engine.generate(ask(prompt_of(0, 5), 9_000))
+        loop.run_until_complete(anext(events))
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+        asyncio.run(until(lambda: idle(engine)))
+        assert engine.stats().recent_requests[-1].finish == "cancelled"
+        asyncio.run(_close(events))
+
+
+async def _close(events: AsyncGenerator[Event, None]) -> None:
+    await events.aclose()

@@ -188,7 +188,7 @@ class ExpertPool:
                     break
                 expert = waiting.pop()
                 self._policy.pin(placement.slot)
-                self._banks[layer].decode(expert, *self._store[placement.slot])
+                self._store.fetch(placement.slot, self._banks[layer], expert)
                 evictions += placement.evicted is not None
                 wave[expert] = placement.slot
             assert wave, "every slot is pinned between steps"
@@ -214,4 +214,4 @@ class ExpertPool:
                     return
                 placement = self._policy.place(layer, expert)
                 assert placement is not None
-                bank.decode(expert, *self._store[placement.slot])
+                self._store.fetch(placement.slot, bank, expert)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ftagent.engine.experts.bank import ExpertShape
+from ftagent.engine.experts.bank import ExpertBank, ExpertShape
 
 SLAB_SLOTS = 64
 
@@ -19,14 +19,24 @@ class ExpertWeights(NamedTuple):
 
 
 class SlotStore:
-    """Slots 0..count-1. A slab is one allocation of up to SLAB_SLOTS slots; live slots never move."""
+    """Slots 0..count-1. A slab is one allocation of up to SLAB_SLOTS slots; live slots never move.
 
-    def __init__(self, count: int, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
+    On the CPU a bank whose stored format is the compute dtype needs no copies: with `shared` there are no
+    slabs, and a slot is a view of its bank row.
+    """
+
+    def __init__(
+        self, count: int, shape: ExpertShape, dtype: torch.dtype, device: torch.device, shared: bool = False
+    ) -> None:
         self.count = count
+        self.shared = shared
         self.slot_bytes = shape.weights() * dtype.itemsize
         self._slots: list[ExpertWeights] = []
         hidden, inner = shape
-        for first in range(0, count, SLAB_SLOTS):
+        if shared:
+            empty = torch.empty(0, dtype=dtype)
+            self._slots = [ExpertWeights(empty, empty)] * count
+        for first in range(0, 0 if shared else count, SLAB_SLOTS):
             slots = min(SLAB_SLOTS, count - first)
             gate_up = torch.empty(slots, 2 * inner, hidden, dtype=dtype, device=device)
             down = torch.empty(slots, hidden, inner, dtype=dtype, device=device)
@@ -36,3 +46,11 @@ class SlotStore:
 
     def __getitem__(self, slot: int) -> ExpertWeights:
         return self._slots[slot]
+
+    def fetch(self, slot: int, bank: ExpertBank, expert: int) -> None:
+        """Bring an expert of `bank` into a slot."""
+        if self.shared:
+            row = bank.row(expert)
+            self._slots[slot] = ExpertWeights(row.gate_up, row.down)
+        else:
+            bank.decode(expert, *self._slots[slot])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -45,8 +46,14 @@ class _Plan:
     pages: int
     mode: Mode
     slots: int
+
+
+class _StoredExperts(NamedTuple):
+    """Where and how each MoE layer's experts are stored. `shared`: their format is the compute dtype."""
+
     names: tuple[ExpertNames, ...]
     formats: tuple[ExpertFormat, ...]
+    shared: bool
 
 
 def load_runner(directory: Path, options: EngineOptions, dtype: torch.dtype | None = None) -> Runner:
@@ -62,7 +69,8 @@ def load_runner(directory: Path, options: EngineOptions, dtype: torch.dtype | No
     checkpoint = open_checkpoint(directory)
     prefix = find_prefix(checkpoint)
     compute = dtype or (torch.float32 if 4 * parameters(config) <= SMALL_MODEL_BYTES else torch.bfloat16)
-    plan = _check_and_plan(config, checkpoint, prefix, options, compute)
+    stored = _check(config, checkpoint, prefix, compute)
+    plan = _make_plan(config, stored, options, compute, directory)
     weights = build_weights(config, Reader(checkpoint, prefix, compute, device))
     kv_shape = _kv_shape(config)
     kv = PagePool(plan.pages, PAGE_TOKENS, kv_shape.page_bytes(compute))
@@ -118,53 +126,62 @@ def _kv_shape(config: ModelConfig) -> KvShape:
     return KvShape(config.layers.count("full_attention"), config.kv_heads, config.head_dim)
 
 
-def _check_and_plan(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str, options: EngineOptions, dtype: torch.dtype
-) -> _Plan:
+def _expert_shape(config: ModelConfig) -> ExpertShape:
+    return ExpertShape(config.hidden, config.expert_intermediate)
+
+
+def _check(config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype) -> _StoredExperts:
+    """Check every tensor's presence, shape and format from the headers; say how the experts are stored."""
     checker = Checker(checkpoint, prefix, dtype)
     build_weights(config, checker)
-    shape = ExpertShape(config.hidden, config.expert_intermediate)
     names = tuple(find_names(checkpoint, prefix, layer) for layer in config.moe_layers)
     for layer_names in names:
-        check_experts(checker, layer_names, config.experts, shape)
+        check_experts(checker, layer_names, config.experts, _expert_shape(config))
     checker.finish()
     formats = tuple(stored_format(checkpoint, layer_names, config.experts) for layer_names in names)
-    context = min(options.context or min(config.context, DEFAULT_CONTEXT), config.context)
+    return _StoredExperts(names, formats, shared=all(stored.dtype == dtype for stored in formats))
+
+
+def _make_plan(
+    config: ModelConfig, stored: _StoredExperts, options: EngineOptions, dtype: torch.dtype, directory: Path
+) -> _Plan:
+    """Pages, slots and mode. Raises LoadFailed with need and have when the model does not fit."""
     if options.context and options.context > config.context:
         raise ConfigError(f"context {options.context} is more than the {config.context} tokens of this model")
+    context = options.context or min(config.context, DEFAULT_CONTEXT)
     page_bytes = _kv_shape(config).page_bytes(dtype)
     context_pages = -(-context // PAGE_TOKENS)
     pages = max(context_pages, min(context_pages * options.max_running, KV_BYTES // max(page_bytes, 1)))
-    experts = len(names) * config.experts
-    slot_bytes = shape.weights() * dtype.itemsize
-    bank_bytes = sum(config.experts * shape.weights() * stored.dtype.itemsize for stored in formats)
-    dense_bytes = (parameters(config) - experts * shape.weights()) * dtype.itemsize
-    fixed = bank_bytes + dense_bytes + context_pages * page_bytes
-    slots = _slots(options, experts, slot_bytes, fixed, checkpoint.directory)
-    mode = _mode(options.mode, slots, experts)
-    return _Plan(config, context, dtype, pages, mode, slots, names, formats)
+    weights = _expert_shape(config).weights()
+    experts = len(stored.names) * config.experts
+    bank_bytes = sum(config.experts * weights * layer.dtype.itemsize for layer in stored.formats)
+    dense_bytes = (parameters(config) - experts * weights) * dtype.itemsize
+    need = bank_bytes + dense_bytes + context_pages * page_bytes
+    have = _memory(options)
+    slot_bytes = weights * dtype.itemsize
+    slots = _slots(options, experts, slot_bytes, experts if stored.shared else (have - need) // slot_bytes)
+    need += 0 if stored.shared else slots * slot_bytes
+    if need > have:
+        sizes = f"needs {need / 2**30:.2f} GiB of memory, {have / 2**30:.2f} GiB may be used"
+        raise LoadFailed(f"{directory}: {sizes}; ask for a shorter context or fewer experts in slots")
+    return _Plan(config, context, dtype, pages, _mode(options.mode, slots, experts), slots)
 
 
-def _slots(options: EngineOptions, experts: int, slot_bytes: int, fixed: int, directory: Path) -> int:
-    """Slots as asked for, or as many as fit beside `fixed` bytes. Raises LoadFailed with need and have."""
-    if not experts:
-        return 0
+def _memory(options: EngineOptions) -> int:
+    """Bytes of memory that the model may take."""
     try:
-        room = parse_size(options.ram) if options.ram else psutil.virtual_memory().available * 9 // 10
+        return parse_size(options.ram) if options.ram else psutil.virtual_memory().available * 9 // 10
     except ValueError as error:
         raise ConfigError(f"ram: {error}") from error
+
+
+def _slots(options: EngineOptions, experts: int, slot_bytes: int, fitting: int) -> int:
+    """Slots as asked for, or as many as fit."""
+    if not experts:
+        return 0
     if options.experts is not None:
-        slots = slots_from_option(options.experts, experts, slot_bytes)
-    elif options.mode == "cpu":
-        slots = 0
-    else:
-        slots = max(min(experts, (room - fixed) // slot_bytes), 0)
-    need = fixed + slots * slot_bytes
-    if need > room:
-        raise LoadFailed(
-            f"{directory}: needs {need / 2**30:.2f} GiB of memory, {room / 2**30:.2f} GiB may be used"
-        )
-    return slots
+        return slots_from_option(options.experts, experts, slot_bytes)
+    return 0 if options.mode == "cpu" else max(min(experts, fitting), 0)
 
 
 def _mode(asked: Mode, slots: int, experts: int) -> Mode:
@@ -182,14 +199,17 @@ def _mode(asked: Mode, slots: int, experts: int) -> Mode:
     return "hybrid" if slots else "cpu"
 
 
-def _experts(plan: _Plan, checkpoint: Checkpoint, device: torch.device) -> ExpertPool | None:
-    if not plan.names:
+def _experts(
+    plan: _Plan, stored: _StoredExperts, checkpoint: Checkpoint, device: torch.device
+) -> ExpertPool | None:
+    """Fill the banks, then the slots."""
+    if not stored.names:
         return None
-    shape = ExpertShape(plan.config.hidden, plan.config.expert_intermediate)
+    shape = _expert_shape(plan.config)
     banks = []
-    for names, stored in zip(plan.names, plan.formats, strict=True):
-        bank = ExpertBank(plan.config.experts, shape, stored)
+    for names, layer_format in zip(stored.names, stored.formats, strict=True):
+        bank = ExpertBank(plan.config.experts, shape, layer_format)
         fill_bank(checkpoint, names, bank)
         banks.append(bank)
-    store = SlotStore(plan.slots, shape, plan.dtype, device)
+    store = SlotStore(plan.slots, shape, plan.dtype, device, stored.shared)
     return ExpertPool(banks, store, plan.mode, plan.config.experts_per_token, plan.dtype)

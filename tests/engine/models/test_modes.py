@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ftagent.engine.models.load import load_runner
 from ftagent.engine.options import EngineOptions, Mode
@@ -28,8 +29,12 @@ CASES: list[tuple[Mode, str | None]] = [
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe"])
-def test_modes_give_equal_bits(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_modes_give_equal_bits(family: str, stored: torch.dtype, tmp_path: Path) -> None:
+    """Stored as float32, slots are views of the bank; stored as bfloat16, they are copies."""
     oracle = Oracle(family, tmp_path, 1, {})
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor.to(stored) for name, tensor in load_file(file).items()}, file)
     tokens = oracle.tokens(110)
     resident = load_runner(tmp_path, EngineOptions(mode="fused"))
     expected = logits_by_chunks(resident, tokens, SIZES)

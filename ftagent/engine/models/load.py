@@ -76,7 +76,7 @@ def load_runner(directory: Path, options: EngineOptions, dtype: torch.dtype | No
     kv = PagePool(plan.pages, PAGE_TOKENS, kv_shape.page_bytes(compute))
     states = StatePool(options.max_running, state_shape(config), device)
     pools = Pools(
-        KvStorage(kv_shape, plan.pages, compute, device), states, _experts(plan, checkpoint, device)
+        KvStorage(kv_shape, plan.pages, compute, device), states, _experts(plan, stored, checkpoint, device)
     )
     rope = Rope(config.rotary_dim, config.rope_theta, plan.context, device)
     info = ModelInfo(

@@ -202,10 +202,15 @@ class _Parameters:
         return f"({' | '.join(values)}) {literal(self._spelling.end_parameter + chr(10))}"
 
     def _text(self, schema: Any, starts: str | None) -> str:
-        """Bare text up to the first closer. `starts`: what its first visible character must not be."""
+        """Bare text up to the first closer. `starts`: what its first visible character must not be.
+
+        The closer stands on a line of its own; at once after the opener it ends an empty value.
+        """
         end = escape(self._spelling.end_parameter)
+        closer = self._spelling.end_parameter.lstrip()
+        before = self._spelling.end_parameter.removesuffix(closer)
         terminal = self._grammar.new_name().upper()
-        parts = [regex(f"(?s:.*){end}"), f"~{self._not_text}"]
+        parts = [regex(f"(?:(?s:.*){escape(before)})?{escape(closer)}"), f"~{self._not_text}"]
         if starts is not None:
             parts.append("~" + regex(f"(?s:{_GAP}{starts}.*)"))
         limits = _text_limits(schema) if self._strictness == "exact" else []

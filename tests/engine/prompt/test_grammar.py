@@ -103,6 +103,12 @@ def test_string_values_are_free(value: str) -> None:
     assert follow(constrained(asking()), text) == ""
 
 
+def test_an_empty_string_with_or_without_its_own_line() -> None:
+    head, tail = "<tool_call>\n<function=write_file>\n<parameter=path>\n", "</parameter>\n<parameter=content>"
+    assert follow(constrained(asking()), f"{head}\n{tail}") == ""
+    assert follow(constrained(asking()), f"{head}{tail}") == ""
+
+
 def test_undeclared_names_only_where_the_schema_says_so() -> None:
     schema = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}}
     conversation = asking(tools=[ToolSpec("t", "", schema)])

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from ftagent.conversation import ToolSpec
+from ftagent.engine.prompt.forms import FORMS
 from ftagent.engine.prompt.parsers import ReplyForm, ReplyParser, detect_form
+from ftagent.errors import ConfigError
 from ftagent.events import TextDelta, ToolCallDelta, ToolCallStart
 from tests.engine.prompt.replies import MARKERS, TOOLS, Reply, Setup, join
 
@@ -376,6 +378,20 @@ def test_forms_are_told_from_templates() -> None:
     assert detect_form("{{ messages }}") == "plain"
     assert detect_form('<tool_call>\n{"name": ...') == "qwen3"
     assert detect_form("<tool_call>\n<function=...>") == "qwen3_5"
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_tables_lead_nowhere_unknown(form: str) -> None:
+    states = FORMS[form].states
+    assert {"content", "thinking"} <= set(states)
+    for state in states.values():
+        assert {rule.to for rule in state.rules} <= set(states)
+        assert (state.then in states) == (state.sink == "json")
+
+
+def test_an_unknown_form_is_refused() -> None:
+    with pytest.raises(ConfigError, match="qwen3_5"):
+        Setup("klingon").parse("x")  # type: ignore[arg-type]
 
 
 def test_a_tool_without_a_schema() -> None:

@@ -22,6 +22,10 @@ from ftagent.errors import BadRequest
 log = logging.getLogger(__name__)
 
 _LOOSER: tuple[lark.Strictness, ...] = ("lenient", "names")
+_WHOLE_OBJECT = (
+    *("if", "not", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("minProperties", "maxProperties", "patternProperties", "propertyNames"),
+)
 _Graded = Sequence[tuple[ToolSpec, lark.Strictness]]
 
 
@@ -106,6 +110,8 @@ def _after_thinking(grammar: lark.Grammar, thinking: Thinking, body: str) -> str
 
 def _compile_calls(compiler: Compiler, calls: Calls, write: Callable[[_Graded], str]) -> LLMatcher:
     """The strictest grammar that compiles."""
+    if calls.spelling.parameter:
+        _warn_of_whole_object_rules(calls.tools)
     try:
         return compiler.compile(write([(tool, "exact") for tool in calls.tools]))
     except GrammarError:
@@ -115,6 +121,13 @@ def _compile_calls(compiler: Compiler, calls: Calls, write: Callable[[_Graded], 
     except GrammarError as error:
         log.warning("the tools' grammar is too large (%s); only names and types are enforced", error)
         return compiler.compile(write([(tool, "names") for tool in calls.tools]))
+
+
+def _warn_of_whole_object_rules(tools: Sequence[ToolSpec]) -> None:
+    """Forms that write parameters one by one have no place for rules about all of them together."""
+    for tool in tools:
+        if found := [keyword for keyword in _WHOLE_OBJECT if keyword in tool.parameters]:
+            log.warning("schema of tool %s: not enforced at its top level: %s", tool.name, ", ".join(found))
 
 
 def _grade(compiler: Compiler, calls: Calls) -> _Graded:

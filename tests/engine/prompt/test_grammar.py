@@ -346,6 +346,13 @@ def test_a_schema_that_cannot_be_compiled_is_enforced_loosely(caplog: pytest.Log
         assert allowed(constraint) == {"o", "w", "f", "p", "s"}
 
 
+def test_rules_about_all_parameters_together_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    constrained(asking(tools=[ToolSpec("few", "", {"properties": {"a": {}}, "minProperties": 1})]))
+    assert [record.getMessage() for record in caplog.records] == [
+        "schema of tool few: not enforced at its top level: minProperties"
+    ]
+
+
 def test_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     compile_once = matchers.Compiler.compile

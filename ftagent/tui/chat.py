@@ -155,8 +155,10 @@ class ChatApp(App[int], inherit_bindings=False):
         self._turn = turn = Turn(prompt)
         self._recorder.prompt(turn.prompt)
         self._answer = Answer(self._folded)
+        with self.batch_update():
+            await self.transcript.settle(self._folded)
+            await self.transcript.add(UserPrompt(turn.prompt), self._answer)
         self.transcript.anchor()
-        await self.transcript.add(UserPrompt(turn.prompt), self._answer)
         request = chat_request(self._session, self._thinking)
         self._reader = self.run_worker(self._read(request, turn), group="turn")
         await self._draw(turn, Pacer())

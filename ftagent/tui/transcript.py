@@ -1,14 +1,11 @@
 """What has been said, as widgets: prompts, answers with folded thinking, remarks. Knows no engine.
 
-Text of the model is shown with `safe_text` and a Markdown parser without links, images and HTML: nothing in
-it can be clicked, run or hidden, and what is not Markdown stays readable as it was written.
+The newest answer is a tree of widgets that can grow; older ones are one widget each, since the cost of every
+redraw grows with the number of widgets.
 """
 
 from __future__ import annotations
 
-from functools import cache
-
-from markdown_it import MarkdownIt
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
@@ -20,16 +17,11 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownStream
 from ftagent.answer import safe_text
 from ftagent.conversation import Text, Thinking
 from ftagent.sessions import StoredMessage
+from ftagent.tui.past import PastAnswer, markdown_parser
 from ftagent.tui.turn import Turn
 
-SHOWN_MESSAGES = 60
+SHOWN_MESSAGES = 100
 """How many messages of a resumed session are shown; all of them stay in the context."""
-
-
-@cache
-def _parser() -> MarkdownIt:
-    parser = MarkdownIt("gfm-like", {"html": False, "linkify": False})
-    return parser.disable(["link", "image", "autolink", "linkify", "reference", "html_block", "html_inline"])
 
 
 class _OneLayout:
@@ -54,7 +46,7 @@ class AnswerText(_OneLayout, Markdown):
     }
 
     def __init__(self) -> None:
-        super().__init__(parser_factory=_parser, open_links=False)
+        super().__init__(parser_factory=markdown_parser, open_links=False)
         self._stream: MarkdownStream | None = None
         self._shown = 0  # characters of the raw text
 
@@ -122,6 +114,7 @@ class Answer(_OneLayout, Vertical):
         self._line = Static(classes="answer-line", markup=False)
         self._said = ""
         self._folded = folded
+        self._turn: Turn | None = None  # set when it is over
 
     def compose(self) -> ComposeResult:
         yield self._line
@@ -142,15 +135,13 @@ class Answer(_OneLayout, Vertical):
             if isinstance(part, AnswerText):
                 await part.close()
         self._say(turn.closing_line())
+        self._turn = turn
 
-    async def show_stored(self, entry: StoredMessage) -> None:
-        """Show an answer of an earlier run; its times are not known any more."""
-        for index, block in enumerate(entry.message.blocks):
-            if isinstance(block, Thinking):
-                (await self._thinking(index)).show(block.text, "Thought")
-            elif isinstance(block, Text):
-                await (await self._text(index)).update(safe_text(block.text))
-        self._say("■ stopped" if entry.stopped else "")
+    def past(self, folded: bool) -> PastAnswer | None:
+        """The same as one widget; None while it is still coming in."""
+        if self._turn is None:
+            return None
+        return PastAnswer(self._turn.reply.message, self._said, folded, self._turn.thinking_title())
 
     async def _thinking(self, index: int) -> ThinkingText:
         if index == len(self._parts):
@@ -183,8 +174,16 @@ class Transcript(_OneLayout, VerticalScroll, can_focus=False):
     def on_mount(self) -> None:
         self.anchor()
 
-    async def add(self, *widgets: UserPrompt | Remark | Answer) -> None:
+    async def add(self, *widgets: UserPrompt | Remark | Answer | PastAnswer) -> None:
         await self.mount(*widgets)
+
+    async def settle(self, folded: bool) -> None:
+        """Make one widget of each answer that is over."""
+        for answer in self.query(Answer):
+            past = answer.past(folded)
+            if past is not None:
+                await self.mount(past, after=answer)
+                await answer.remove()
 
     async def show_session(self, entries: tuple[StoredMessage, ...], folded: bool) -> None:
         """Replace everything by the newest messages of a session."""
@@ -192,16 +191,18 @@ class Transcript(_OneLayout, VerticalScroll, can_focus=False):
         hidden = len(entries) - SHOWN_MESSAGES
         if hidden > 0:
             await self.add(Remark(f"{hidden} earlier messages are not shown; they are still in the context"))
-        for entry in entries[-SHOWN_MESSAGES:]:
-            if entry.message.role == "user":
-                await self.add(UserPrompt(entry.message.text))
-            else:
-                answer = Answer(folded)
-                await self.add(answer)
-                await answer.show_stored(entry)
+        await self.add(*(_stored(entry, folded) for entry in entries[-SHOWN_MESSAGES:]))
         self.anchor()
 
     def fold(self, folded: bool) -> None:
         """Fold or unfold all thinking."""
         for part in self.query(ThinkingText):
             part.collapsed = folded
+        for answer in self.query(PastAnswer):
+            answer.fold(folded)
+
+
+def _stored(entry: StoredMessage, folded: bool) -> UserPrompt | PastAnswer:
+    if entry.message.role == "user":
+        return UserPrompt(entry.message.text)
+    return PastAnswer(entry.message, "■ stopped" if entry.stopped else "", folded)

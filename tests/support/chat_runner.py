@@ -26,7 +26,7 @@ from tests.support.scripted import Script, ScriptedEngine
 HOSTILE = (
     "before\n\n\x1b]0;owned\x07\x1b[2J\x9b31mred\x1b[?1049l\u202e\n\n"
     "[click](file:///etc/passwd) ![img](http://x/y.png) <b>bold</b> <http://auto.link>\n\n"
-    "<script>alert(1)</script>\n\n[hidden]: http://reference\n\n&#27;[31m after"
+    "<script>alert(1)</script>\n\n[hidden]: http://reference\n\n&#27;[31m &#x202e; after"
 )
 
 

@@ -15,6 +15,7 @@ from textual.widgets import Static
 from ftagent.engine.api import GenerateRequest
 from ftagent.sessions import Session, SessionStore
 from ftagent.tui.chat import ChatApp
+from ftagent.tui.past import PastAnswer
 from ftagent.tui.transcript import Answer, AnswerText, Remark, UserPrompt
 from ftagent.tui.widgets import Footer
 from tests.support.chat_runner import script_for
@@ -63,11 +64,22 @@ class Stage:
 
     @property
     def answers(self) -> list[str]:
-        return [widget.source for widget in self.app.query(AnswerText)]
+        """The source of each answer on the screen, the one that is coming in included."""
+        shown = self.app.transcript.children
+        sources = [
+            widget.message.text if isinstance(widget, PastAnswer) else _source(widget)
+            for widget in shown
+            if isinstance(widget, Answer | PastAnswer)
+        ]
+        return [source for source in sources if source]
 
     @property
     def closing_lines(self) -> list[str]:
-        return [words(answer.query_one(".answer-line", Static)) for answer in self.app.query(Answer)]
+        return [
+            widget.line if isinstance(widget, PastAnswer) else words(widget.query_one(".answer-line", Static))
+            for widget in self.app.transcript.children
+            if isinstance(widget, Answer | PastAnswer)
+        ]
 
     @property
     def remarks(self) -> list[str]:
@@ -80,6 +92,10 @@ class Stage:
 
 
 _KEYS = {" ": "space", "/": "slash", ".": "full_stop", "-": "minus"}
+
+
+def _source(answer: Widget) -> str:
+    return "".join(part.source for part in answer.query(AnswerText))
 
 
 def words(widget: Widget) -> str:

@@ -16,7 +16,8 @@ from ftagent.errors import ConfigError
 from ftagent.events import Finished, Progress, TextDelta, ThinkingDelta, Usage
 from ftagent.sessions import NEWEST, SessionStore
 from ftagent.tui.chat import ChatApp, run_chat
-from ftagent.tui.transcript import AnswerText, ThinkingText
+from ftagent.tui.past import PastAnswer
+from ftagent.tui.transcript import Answer, AnswerText, ThinkingText
 from ftagent.tui.widgets import EMBEDDED_NOTE, FiguresColumn, StatusRow
 from tests.support.chat_runner import HOSTILE, EmbeddedEngine, script_for
 from tests.support.scripted import Script, ScriptedEngine
@@ -141,6 +142,45 @@ async def test_thinking_is_folded_to_a_line_and_unfolds(tmp_path: Path) -> None:
         assert stage.app.session.messages[1].message.blocks[0] == Thinking("deep thoughts")
 
 
+async def test_an_answer_reads_the_same_when_it_is_past(tmp_path: Path) -> None:
+    text = "# Title\n\nSome **bold** and `code`.\n\n- one\n- two\n\n```python\nprint(1)\n```\n"
+    text += "\n| a | b |\n|--|--|\n| 1 | 2 |"
+    script: Script = [ThinkingDelta("deep thoughts"), TextDelta(text), Finished("stop", USAGE)]
+    async with on_stage(tmp_path, lambda request: script, size=(100, 60)) as stage:
+        await stage.ask("go")
+        await stage.until(lambda: "10 in" in stage.closing_lines[0])
+        fresh = stage.screen_text()
+        assert stage.app.query(Answer)
+        await stage.ask("again")
+        await stage.until(
+            lambda: len(stage.app.query(PastAnswer)) == 1 and stage.screen_text().count("Title") == 2
+        )
+        past = stage.screen_text().split("› again")[0]
+        for word in (
+            "Thought for 0.0 s",
+            "Title",
+            "Some bold and code.",
+            "• one",
+            "• two",
+            "print(1)",
+            "10 in (0",
+        ):
+            assert word in fresh
+            assert word in past
+        assert "deep thoughts" not in past
+        await stage.pilot.press("ctrl+o")
+        await stage.until(lambda: stage.screen_text().count("deep thoughts") == 2)
+        await stage.pilot.resize_terminal(40, 80)
+        await stage.until(
+            lambda: "deep thoughts" in stage.screen_text() and "phase" not in stage.screen_text()
+        )
+        await stage.pilot.mouse_down(stage.app.query_one(PastAnswer), offset=(2, 1))
+        await stage.pilot.hover(stage.app.query_one(PastAnswer), offset=(5, 1))
+        await stage.pilot.mouse_up(stage.app.query_one(PastAnswer), offset=(5, 1))
+        await stage.pilot.press("ctrl+c")
+        assert stage.app.clipboard == "deep"
+
+
 async def test_unfolded_thinking_streams(tmp_path: Path) -> None:
     script: Script = [ThinkingDelta("step one"), FOREVER]
     async with on_stage(tmp_path, lambda request: script) as stage:
@@ -229,10 +269,10 @@ async def test_resume_shows_and_sends_the_whole_session(tmp_path: Path) -> None:
 
 async def test_long_sessions_are_shown_from_their_end(tmp_path: Path) -> None:
     old = SessionStore(tmp_path).create("scripted")
-    for number in range(70):
+    for number in range(110):
         old.append(Message("user", (Text(f"line {number}"),)))
     async with on_stage(tmp_path, session=old) as stage:
-        await stage.until(lambda: len(stage.prompts) == 60)
+        await stage.until(lambda: len(stage.prompts) == 100)
         assert stage.prompts[0] == "› line 10"
         assert stage.remarks == ["10 earlier messages are not shown; they are still in the context"]
 
@@ -484,11 +524,15 @@ async def test_the_model_cannot_act_on_the_terminal_or_make_links(tmp_path: Path
         ):
             assert shown in text
         assert "[hidden]: http://reference" in text
+        assert "&#27;[31m &#x202e; after" in text
         width, height = stage.app.size
         metas = [stage.app.screen.get_style_at(x, y).meta for x in range(width) for y in range(height)]
         assert not any("@click" in meta for meta in metas)
-        await stage.ask(HOSTILE)  # the user's own text as well
-        assert "\x1b" not in stage.screen_text()
+        await stage.ask(HOSTILE)  # the user's own text as well, and the answer as a past one
+        past = stage.app.query_one(PastAnswer)
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(stage.screen_text() + str(past.render()))
+        assert "[click](file:///etc/passwd)" in str(past.render())
+        assert "<script>alert(1)</script>" in str(past.render())
 
 
 async def test_markup_of_the_framework_in_any_text_is_plain(tmp_path: Path) -> None:

@@ -100,12 +100,14 @@ def deliver(tasks: Iterable[Task]) -> None:
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[Task]] = {}
     for task in tasks:
-        if task.outbox.announce():
+        if task.outbox.loop.is_closed():  # perhaps with an announcement that nobody will ever read
+            task.job.cancelled = True
+        elif task.outbox.announce():
             by_loop.setdefault(task.outbox.loop, []).append(task)
     for loop, group in by_loop.items():
         try:
             loop.call_soon_threadsafe(_fill, [task.outbox for task in group])
-        except RuntimeError:  # the loop is closed, and its readers with it
+        except RuntimeError:  # the loop was closed just now
             for task in group:
                 task.job.cancelled = True
 

@@ -72,8 +72,12 @@ class Runner:
             self._check(chunk)
         if self.experts is not None:
             self.experts.begin_step()
+        before = torch.get_num_threads()
         torch.set_num_threads(self._threads_for(chunks))
-        return self._model.forward(chunks)
+        try:
+            return self._model.forward(chunks)
+        finally:
+            torch.set_num_threads(before)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy keys and values of KV page `source` into `target`, in all layers. The caller holds both."""

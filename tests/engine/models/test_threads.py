@@ -1,0 +1,42 @@
+"""How many threads a step takes, and that it leaves the process's setting alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftagent.engine.models.load import load_runner
+from ftagent.engine.options import EngineOptions
+from ftagent.engine.runner import Chunk
+from tests.engine.models.driving import Request
+from tests.engine.models.tiny import Oracle
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_short_decode_steps_take_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Oracle("qwen3_moe", tmp_path, 0, {})
+    torch.set_num_threads(2)
+    runner = load_runner(tmp_path, EngineOptions())
+    seen: list[int] = []
+    forward = runner._model.forward
+
+    def spy(chunks: Sequence[Chunk]) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return forward(chunks)
+
+    monkeypatch.setattr(runner._model, "forward", spy)
+    request = Request(runner)
+    request.feed([1, 2, 3])
+    request.feed([4])
+    assert seen == [2, 1]
+    assert torch.get_num_threads() == 2

@@ -84,5 +84,5 @@ def in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tenso
     return read(reader, scores, u, w, scan(step, gain))[:, : q.shape[1]]
 
 
-_within_compiled = torch.compile(_within, dynamic=True)
-_read_compiled = torch.compile(_read, dynamic=True)
+_within_compiled = torch.compile(_within)
+_read_compiled = torch.compile(_read)

@@ -149,10 +149,10 @@ def compile_parts(network: Network) -> None:
     for layer in network.layers:
         layer.mlp.compile()
         if hasattr(layer.mixer, "inputs"):
-            layer.mixer.inputs = torch.compile(layer.mixer.inputs, dynamic=True)
-            layer.mixer.outputs = torch.compile(layer.mixer.outputs, dynamic=True)
+            layer.mixer.inputs = torch.compile(layer.mixer.inputs)
+            layer.mixer.outputs = torch.compile(layer.mixer.outputs)
         else:
-            layer.mixer.compile(dynamic=True)
+            layer.mixer.compile()
 
 
 def save_parts(network: Network, directory: Path, parts: int = 3) -> None:

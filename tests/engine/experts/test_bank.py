@@ -28,7 +28,7 @@ def test_plain_rows_keep_their_values(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_fp8_rows_multiply_each_block_by_its_scale(parts: int) -> None:
-    """Gate and up of 72 rows: one shared grid has blocks of 128 and 16 rows, two grids have one of 72 each."""
+    """Gate and up of 72 rows: one shared grid has blocks of 128 and 16 rows, two grids one of 72 each."""
     bank = ExpertBank(1, SHAPE, ExpertFormat(torch.float8_e4m3fn, parts))
     row = bank.row(0)
     assert row.gate_up_scales is not None

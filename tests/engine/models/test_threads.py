@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -40,3 +43,15 @@ def test_short_decode_steps_take_one_thread(tmp_path: Path, monkeypatch: pytest.
     request.feed([4])
     assert seen == [2, 1]
     assert torch.get_num_threads() == 2
+
+
+def test_waiting_threads_sleep_and_children_do_not_inherit_the_setting(tmp_path: Path) -> None:
+    Oracle("qwen3_moe", tmp_path, 0, {"num_hidden_layers": 1})
+    program = (
+        "import os, sys; import ftagent.engine; assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'\n"
+        "from pathlib import Path; from ftagent.engine.models.load import load_runner\n"
+        "from ftagent.engine.options import EngineOptions; load_runner(Path(sys.argv[1]), EngineOptions())\n"
+        "assert 'OMP_WAIT_POLICY' not in os.environ"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60, env=environment)

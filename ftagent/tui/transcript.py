@@ -1,7 +1,6 @@
 """What has been said, as widgets: prompts, answers with folded thinking, remarks. Knows no engine.
 
-The newest answer is a tree of widgets that can grow; older ones are one widget each, since the cost of every
-redraw grows with the number of widgets.
+The newest answer is a few widgets that can grow; older ones are one widget each.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.geometry import Size
 from textual.reactive import Reactive
-from textual.widgets import Collapsible, Markdown, Static
-from textual.widgets.markdown import MarkdownBlock, MarkdownStream
+from textual.widgets import Collapsible, Static
 
 from ftagent.answer import safe_text
 from ftagent.conversation import Text, Thinking
 from ftagent.sessions import StoredMessage
-from ftagent.tui.past import PastAnswer, markdown_parser
+from ftagent.tui.lines import MarkdownLines
+from ftagent.tui.past import PastAnswer
 from ftagent.tui.turn import Turn
 
 SHOWN_MESSAGES = 100
@@ -34,35 +33,8 @@ class _OneLayout:
     virtual_size = Reactive(Size(0, 0))
 
 
-def _one_layout(block: type[MarkdownBlock]) -> type[MarkdownBlock]:
-    return type(block.__name__, (_OneLayout, block), {})
-
-
-class AnswerText(_OneLayout, Markdown):
-    """A part of an answer. `extend` takes the whole text so far and streams what is new of it."""
-
-    BLOCKS = {  # noqa: RUF012 - the base class declares it so
-        name: _one_layout(block) for name, block in Markdown.BLOCKS.items()
-    }
-
-    def __init__(self) -> None:
-        super().__init__(parser_factory=markdown_parser, open_links=False)
-        self._stream: MarkdownStream | None = None
-        self._shown = 0  # characters of the raw text
-
-    async def extend(self, text: str) -> None:
-        fresh, self._shown = safe_text(text[self._shown :]), len(text)
-        if not fresh:
-            return
-        if self._stream is None:
-            self._stream = Markdown.get_stream(self)
-        await self._stream.write(fresh)
-
-    async def close(self) -> None:
-        """Wait until all of it is on the screen."""
-        if self._stream is not None:
-            await self._stream.stop()
-            self._stream = None
+class AnswerText(MarkdownLines):
+    """A part of an answer, in Markdown."""
 
 
 class ThinkingText(Collapsible):
@@ -125,15 +97,12 @@ class Answer(_OneLayout, Vertical):
             if isinstance(block, Thinking):
                 (await self._thinking(index)).show(block.text, turn.thinking_title())
             elif isinstance(block, Text):
-                await (await self._text(index)).extend(block.text)
+                (await self._text(index)).extend(safe_text(block.text))
         self._say("" if turn.reply.blocks else turn.waiting_line())
 
     async def close(self, turn: Turn) -> None:
         """Show the rest of `turn`, and how it ended."""
         await self.show(turn)
-        for part in self._parts:
-            if isinstance(part, AnswerText):
-                await part.close()
         self._say(turn.closing_line())
         self._turn = turn
 

@@ -529,10 +529,12 @@ async def test_the_model_cannot_act_on_the_terminal_or_make_links(tmp_path: Path
         metas = [stage.app.screen.get_style_at(x, y).meta for x in range(width) for y in range(height)]
         assert not any("@click" in meta for meta in metas)
         await stage.ask(HOSTILE)  # the user's own text as well, and the answer as a past one
-        past = stage.app.query_one(PastAnswer)
-        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(stage.screen_text() + str(past.render()))
-        assert "[click](file:///etc/passwd)" in str(past.render())
-        assert "<script>alert(1)</script>" in str(past.render())
+        past = "\n".join(
+            "".join(part.text for part in line) for line in stage.app.query_one(PastAnswer).draw(100)
+        )
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(stage.screen_text() + past)
+        assert "[click](file:///etc/passwd)" in past
+        assert "<script>alert(1)</script>" in past
 
 
 async def test_markup_of_the_framework_in_any_text_is_plain(tmp_path: Path) -> None:

@@ -65,7 +65,13 @@ class Wish:
 @click.option(
     "--engine", "engine_url", metavar="URL", help="Use a running engine; FTAGENT_TOKEN is its token."
 )
-@click.option("--timeout", "timeout_s", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True))
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With -p: end the agent after so long, with exit code 124.",
+)
 @click.option("--pass-env", multiple=True, metavar="NAME", help=Settings.model_fields["pass_env"].description)
 @setting_flags(ENGINE_FLAGS)
 def command(

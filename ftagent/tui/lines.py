@@ -65,12 +65,15 @@ def finished_length(text: str) -> int:
 class Lines(Widget):
     """Lines of segments, made by `draw` for a width and kept until `redraw`. Its text can be selected."""
 
-    virtual_size = Reactive(Size(0, 0))  # else Textual lays out twice, for a scroll bar that never comes
+    virtual_size = Reactive(
+        Size(0, 0), repaint=False
+    )  # else Textual lays out and draws twice, for a scroll bar that never comes
 
     def __init__(self) -> None:
         super().__init__()
         self._lines: list[Line] = []
         self._width = -1  # columns the lines were made for
+        self._strips: dict[int, tuple[Line, Strip]] = {}  # by row
 
     def draw(self, width: int) -> list[Line]:
         """The lines at `width` columns; none is wider."""
@@ -92,13 +95,25 @@ class Lines(Widget):
         return len(self._at(width))
 
     def render_line(self, y: int) -> Strip:
-        lines, width, base = self._at(self.content_size.width), self.content_size.width, self.rich_style
+        width = self.content_size.width
+        lines = self._at(width)
         line = lines[y] if y < len(lines) else []
         span = self.text_selection.get_span(y) if self.text_selection else None
         if span is not None:
-            line = self._selected(line, *span)
-        strip = Strip(line).apply_style(base)
-        return strip.adjust_cell_length(width, base).apply_offsets(0, y)
+            return self._strip(self._selected(line, *span), y, width)
+        # The same list object is the same line: only what has changed is made again.
+        made = self._strips.get(y)
+        if made is None or made[0] is not line or made[1].cell_length != width:
+            made = self._strips[y] = (line, self._strip(line, y, width))
+        return made[1]
+
+    def _strip(self, line: Line, y: int, width: int) -> Strip:
+        base = self.rich_style
+        return Strip(line).apply_style(base).adjust_cell_length(width, base).apply_offsets(0, y)
+
+    def notify_style_update(self) -> None:
+        self._strips.clear()
+        super().notify_style_update()
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         text = "\n".join(_text(line) for line in self._lines)

@@ -26,8 +26,8 @@ SHOWN_MESSAGES = 100
 class _OneLayout:
     """For widgets whose size follows from its content in one layout pass.
 
-    Textual lays out and draws the screen a second time whenever a virtual size changes. Here nothing could come of it,
-    and it would double the cost of each piece of a streamed answer.
+    Textual lays out and draws the screen a second time whenever a virtual size changes. Here nothing could
+    come of it, and it would double the cost of each piece of a streamed answer.
     """
 
     virtual_size = Reactive(Size(0, 0), repaint=False)

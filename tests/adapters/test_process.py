@@ -171,7 +171,7 @@ def test_the_terminal_is_handed_over_and_taken_back(script: str, code: int) -> N
         terminal.read_until("in-front")
         if "read" in script:
             terminal.type("x\n")
-        terminal.read_until("code")
+        terminal.read_until(f"code {code}\r\n")
         assert f"ours-again True same-modes True code {code}" in terminal.shown
         terminal.type("hello\n")
         terminal.read_until("typed hello")

@@ -12,7 +12,9 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Static
 
+from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest
+from ftagent.events import Progress, TextDelta, Usage
 from ftagent.sessions import Session, SessionStore
 from ftagent.tui.chat import ChatApp
 from ftagent.tui.past import PastAnswer
@@ -20,6 +22,19 @@ from ftagent.tui.transcript import Answer, AnswerText, Remark, UserPrompt
 from ftagent.tui.widgets import Footer
 from tests.support.chat_runner import script_for
 from tests.support.scripted import Script, ScriptedEngine
+
+FOREVER = 3600.0
+USAGE = Usage(10, 2)
+
+
+def conversation(request: GenerateRequest) -> Conversation:
+    assert isinstance(request.prompt, Conversation)
+    return request.prompt
+
+
+def partial(text: str) -> Callable[[GenerateRequest], Script]:
+    """Says `text` at once and never ends by itself."""
+    return lambda request: [Progress("prefill", 0, 9), TextDelta(text), FOREVER]
 
 
 @dataclass

@@ -1,46 +1,26 @@
-"""The chat screen under Pilot: typing, streaming, stopping, sessions, sizes."""
+"""The chat screen under Pilot: typing, streaming, stopping, sessions, quitting."""
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from textual.events import Key, Paste
 
-from ftagent.conversation import Conversation, Message, Text, Thinking
-from ftagent.engine.api import GenerateRequest
+from ftagent.conversation import Message, Text, Thinking
 from ftagent.errors import ConfigError
-from ftagent.events import Finished, Progress, TextDelta, ThinkingDelta, Usage
+from ftagent.events import Finished, TextDelta, ThinkingDelta
 from ftagent.sessions import NEWEST, SessionStore
 from ftagent.tui.chat import ChatApp, run_chat
 from ftagent.tui.past import PastAnswer
 from ftagent.tui.transcript import Answer, AnswerText, ThinkingText
-from ftagent.tui.widgets import EMBEDDED_NOTE, FiguresColumn, StatusRow
-from tests.support.chat_runner import HOSTILE, EmbeddedEngine, script_for
+from tests.support.chat_runner import script_for
 from tests.support.scripted import Script, ScriptedEngine
-from tests.tui.stage import on_stage, words
+from tests.tui.stage import FOREVER, USAGE, conversation, on_stage, partial
 
 pytestmark = pytest.mark.anyio
-FOREVER = 3600.0
-USAGE = Usage(10, 2)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-def conversation(request: GenerateRequest) -> Conversation:
-    assert isinstance(request.prompt, Conversation)
-    return request.prompt
-
-
-def partial(text: str) -> Callable[[GenerateRequest], Script]:
-    """Says `text` at once and never ends by itself."""
-    return lambda request: [Progress("prefill", 0, 9), TextDelta(text), FOREVER]
 
 
 async def test_a_typed_message_is_answered_and_kept(tmp_path: Path) -> None:
@@ -277,108 +257,6 @@ async def test_long_sessions_are_shown_from_their_end(tmp_path: Path) -> None:
         assert stage.remarks == ["10 earlier messages are not shown; they are still in the context"]
 
 
-async def test_new_and_resume_commands(tmp_path: Path) -> None:
-    async with on_stage(tmp_path) as stage:
-        await stage.ask("hello")
-        first = stage.app.session.id
-        await stage.send("/new")
-        await stage.until(lambda: stage.prompts == [])
-        assert stage.app.session.id != first
-        await stage.ask("again")
-        assert len(conversation(stage.engine.requests[-1]).messages) == 1
-        await stage.send(f"/resume {first}")
-        await stage.until(lambda: stage.prompts == ["› hello"] and stage.remarks == [f"resumed {first}"])
-        await stage.send("/resume")
-        await stage.until(lambda: stage.prompts == ["› again"])
-        await stage.send("/resume nonsense")
-        await stage.until(lambda: stage.footer.startswith("no session starts with 'nonsense'"))
-        assert stage.prompts == ["› again"]
-
-
-async def test_sessions_cannot_be_changed_under_an_answer(tmp_path: Path) -> None:
-    async with on_stage(tmp_path, partial("x")) as stage:
-        await stage.send("go")
-        await stage.until(lambda: stage.engine.active == 1)
-        await stage.send("/new")
-        await stage.until(lambda: stage.footer == "still answering; Esc stops it")
-        assert stage.app.session.prompts == ("go",)
-
-
-async def test_the_list_of_sessions(tmp_path: Path) -> None:
-    async with on_stage(tmp_path) as stage:
-        await stage.send("/sessions")
-        await stage.until(lambda: stage.remarks == [f"no sessions yet in {tmp_path}"])
-        await stage.ask("what is \x1b[31m this?")
-        await stage.send("/sessions")
-        await stage.until(lambda: len(stage.remarks) == 2)
-        assert stage.remarks[1].startswith(stage.app.session.id)
-        assert stage.remarks[1].endswith("1 turns  what is [31m this?")
-
-
-async def test_the_thinking_switch(tmp_path: Path) -> None:
-    async with on_stage(tmp_path) as stage:
-        for command, said, sent in [
-            ("/think on", "thinking: on", True),
-            ("/think off", "thinking: off", False),
-            ("/think", "thinking: off", False),
-            ("/think perhaps", "/think takes on or off, not 'perhaps'", False),
-        ]:
-            await stage.send(command)
-            await stage.until(lambda said=said: stage.footer == said)  # type: ignore[misc]
-            await stage.ask("hello")
-            assert conversation(stage.engine.requests[-1]).thinking is sent
-
-
-async def test_help_and_stats_are_shown(tmp_path: Path) -> None:
-    async with on_stage(tmp_path) as stage:
-        await stage.send("/help")
-        await stage.until(lambda: len(stage.remarks) == 1)
-        assert "Shift+Enter or Ctrl+J" in stage.remarks[0]
-        assert "/export FILE" in stage.remarks[0]
-        await stage.pilot.press("f1")
-        await stage.until(lambda: len(stage.remarks) == 2)
-        await stage.send("/stats")
-        await stage.until(lambda: len(stage.remarks) == 3)
-        assert "900 hits, 100 misses, 42 evictions" in stage.remarks[2]
-        assert "90.0 % –" in stage.remarks[2]  # a layer without look-ups is unknown
-
-
-async def test_copy_goes_to_the_terminal(tmp_path: Path) -> None:
-    async with on_stage(tmp_path) as stage:
-        await stage.send("/copy")
-        await stage.until(lambda: stage.footer == "there is no answer to copy yet")
-        await stage.ask("hello")
-        await stage.send("/copy")
-        await stage.until(lambda: stage.footer == "sent to the terminal's clipboard")
-        assert stage.app.clipboard == "You said **hello**, message 1, thinking None."
-
-
-async def test_export_writes_once(tmp_path: Path) -> None:
-    target = tmp_path / "out.md"
-    async with on_stage(tmp_path) as stage:
-        await stage.send(f"/export {target}")
-        await stage.until(lambda: stage.footer == "there is nothing to export yet")
-        await stage.ask("hello")
-        await stage.send("/export")
-        await stage.until(lambda: stage.footer == "/export needs a file name")
-        await stage.send(f"/export {target}")
-        await stage.until(lambda: stage.footer == f"written to {target}")
-        written = target.read_text()
-        await stage.send(f"/export {target}")
-        await stage.until(lambda: stage.footer == f"{target} exists; choose another name")
-        assert target.read_text() == written
-        assert "\n## You\n\nhello\n\n## Model\n\nYou said **hello**" in written
-
-
-async def test_an_unknown_command_names_the_nearest_and_is_given_back(tmp_path: Path) -> None:
-    async with on_stage(tmp_path) as stage:
-        await stage.send("/hlep")
-        await stage.until(lambda: "did you mean /help?" in stage.footer)
-        assert stage.app.prompt.text == "/hlep"
-        await stage.ask("/etc/hosts is what?")
-        assert conversation(stage.engine.requests[0]).messages[0].text == "/etc/hosts is what?"
-
-
 async def test_ctrl_c_clears_then_quits(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         await stage.type("some")
@@ -453,114 +331,6 @@ async def test_the_framework_keys_for_quit_and_palette_do_nothing(tmp_path: Path
         assert stage.app.is_running
         assert len(stage.app.screen_stack) == 1
         await stage.ask("hello")
-
-
-@pytest.mark.parametrize(
-    ("size", "column", "row"),
-    [
-        ((300, 100), True, False),
-        ((100, 15), True, False),
-        ((99, 40), False, True),
-        ((60, 15), False, True),
-        ((59, 15), False, False),
-        ((60, 14), False, False),
-        ((200, 14), False, False),
-        ((20, 5), False, False),
-    ],
-)
-async def test_figures_give_way_on_small_terminals(
-    tmp_path: Path, size: tuple[int, int], column: bool, row: bool
-) -> None:
-    async with on_stage(tmp_path) as stage:
-        await stage.pilot.resize_terminal(*size)
-        await stage.until(lambda: stage.app.size == size)
-        assert stage.app.query_one(FiguresColumn).display is column
-        assert stage.app.query_one(StatusRow).display is row
-        await stage.ask("hello")
-        await stage.until(lambda: "7 out" in stage.closing_lines[-1])
-        assert stage.app.prompt.region.height == 1
-        assert stage.app.prompt.region.bottom <= size[1]
-        if column or row:
-            await stage.until(lambda: "96 / 128" in stage.screen_text())
-        if size != (20, 5):
-            assert "You said hello" in stage.screen_text()
-
-
-async def test_a_storm_of_resizes_while_streaming(tmp_path: Path) -> None:
-    async with on_stage(
-        tmp_path, lambda request: [*[TextDelta("word ")] * 50, Finished("stop", USAGE)]
-    ) as stage:
-        await stage.send("go")
-        for step in range(25):
-            await stage.pilot.resize_terminal(40 + 6 * step, 10 + 2 * step)
-        await stage.until(lambda: not stage.app.answering)
-        await stage.until(lambda: stage.answers == ["word " * 50])
-
-
-async def test_the_column_shows_the_engine_and_the_last_turn(tmp_path: Path) -> None:
-    async with on_stage(tmp_path) as stage:
-        column = stage.app.query_one(FiguresColumn)
-        await stage.until(lambda: "○ idle" in words(column))
-        rows = {line[:12].strip(): line[12:].strip() for line in words(column).splitlines()}
-        assert rows["decode"] == "–"
-        assert rows["first token"] == "–"
-        assert rows["expert hits"] == "90.0 %"
-        assert rows["KV tokens"] == "768 / 65,536"
-        await stage.ask("hello")
-        await stage.until(lambda: "96 / 120" in words(column))
-
-
-async def test_the_model_cannot_act_on_the_terminal_or_make_links(tmp_path: Path) -> None:
-    async with on_stage(tmp_path, size=(120, 40)) as stage:
-        await stage.ask("hostile")
-        await stage.until(lambda: "7 out" in stage.closing_lines[0])
-        text = stage.screen_text()
-        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
-        for shown in (
-            "]0;owned[2J31mred",
-            "[click](file:///etc/passwd)",
-            "<script>alert(1)</script>",
-            "<b>bold</b>",
-        ):
-            assert shown in text
-        assert "[hidden]: http://reference" in text
-        assert "&#27;[31m &#x202e; after" in text
-        width, height = stage.app.size
-        metas = [stage.app.screen.get_style_at(x, y).meta for x in range(width) for y in range(height)]
-        assert not any("@click" in meta for meta in metas)
-        await stage.ask(HOSTILE)  # the user's own text as well, and the answer as a past one
-        past = "\n".join(
-            "".join(part.text for part in line) for line in stage.app.query_one(PastAnswer).draw(100)
-        )
-        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(stage.screen_text() + past)
-        assert "[click](file:///etc/passwd)" in past
-        assert "<script>alert(1)</script>" in past
-
-
-async def test_markup_of_the_framework_in_any_text_is_plain(tmp_path: Path) -> None:
-    markup = "[bold]x[/bold] [@click=app.exit]y[/] [/"
-    async with on_stage(
-        tmp_path, lambda request: [ThinkingDelta(markup), TextDelta(markup), FOREVER]
-    ) as stage:
-        await stage.pilot.press("ctrl+o")
-        await stage.send(markup)
-        await stage.until(lambda: stage.screen_text().count(markup) == 3)
-
-
-async def test_the_embedded_model_says_so(tmp_path: Path) -> None:
-    async with on_stage(tmp_path, engine=EmbeddedEngine(script_for)) as stage:
-        await stage.until(lambda: EMBEDDED_NOTE in stage.screen_text())
-    async with on_stage(tmp_path) as stage:
-        await stage.until(lambda: "scripted on cpu" in stage.screen_text())
-        assert "embedded" not in stage.screen_text()
-
-
-async def test_a_record_that_cannot_be_written_is_said_and_the_chat_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    async with on_stage(tmp_path / "file") as stage:
-        await stage.send("hello")
-        await stage.until(lambda: stage.footer.startswith("cannot write the session"))
-        await stage.until(lambda: stage.answers != [] and stage.answers[0].startswith("You said **hello**"))
 
 
 class _Terminal(io.StringIO):

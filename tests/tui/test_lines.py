@@ -99,8 +99,3 @@ async def test_streamed_lines_equal_those_drawn_at_once() -> None:
             "code",
             "The end.",
         ]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"

@@ -1,0 +1,10 @@
+"""The screen runs on asyncio alone."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

@@ -1,7 +1,8 @@
 """The gated delta rule for training: by steps (the definition) and in chunks (parallel over the row).
 
-All tensors are [rows, length, heads, width]; g and beta [rows, length, heads]; q and k are normalised and q is
-scaled already. Source: Yang et al. 2024, "Gated Delta Networks" (arXiv 2412.06464), equations 8 to 10.
+All tensors are [rows, length, heads, width]; g (log decay) and beta [rows, length, heads]; q and k come
+normalised, q scaled. Source: Yang et al. 2024, "Gated Delta Networks" (arXiv 2412.06464), equations 8 to 10.
+Knows no layer: `network` makes the inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def scan(a: Tensor, b: Tensor) -> Tensor:
         return b
     if n % 2:
         a, b = F.pad(a, (0, 0, 0, 0, 0, 1)), F.pad(b, (0, 0, 0, 0, 0, 1))
-    even_a, odd_a, even_b, odd_b = a[..., ::2, :, :], a[..., 1::2, :, :], b[..., ::2, :, :], b[..., 1::2, :, :]
+    even_a, odd_a = a[..., ::2, :, :], a[..., 1::2, :, :]
+    even_b, odd_b = b[..., ::2, :, :], b[..., 1::2, :, :]
     odd = scan(odd_a @ even_a, odd_a @ even_b + odd_b)
     before = F.pad(odd[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
     even = even_a @ before + even_b
@@ -45,7 +47,7 @@ def scan(a: Tensor, b: Tensor) -> Tensor:
 def _cut(x: Tensor) -> Tensor:
     """[rows, length, heads, width] -> float32 [rows, heads, chunks, CHUNK, width], zero-padded at the end."""
     x = F.pad(x.float(), (0, 0, 0, 0, 0, -x.shape[1] % CHUNK))
-    return x.unflatten(1, (-1, CHUNK)).permute(0, 3, 1, 2, 4)
+    return torch.unflatten(x, 1, (-1, CHUNK)).permute(0, 3, 1, 2, 4)
 
 
 def _within(
@@ -63,7 +65,7 @@ def _within(
     strict = k @ k.mT * decay * beta * (lower & ~lower.mT)
     both = torch.cat([v * beta, k * beta * total.exp()], -1)
     solved = torch.linalg.solve_triangular(eye + strict, both, upper=False, unitriangular=True)
-    u, w = solved.split([v.shape[-1], k.shape[-1]], -1)
+    u, w = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
     end = total[..., -1:, :]
     fading = (k * (end - total).exp()).mT
     step = end.exp() * torch.eye(k.shape[-1], device=q.device) - fading @ w

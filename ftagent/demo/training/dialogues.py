@@ -1,4 +1,7 @@
-"""Conversations to train on: facts in a plain chat, and tasks with tools behind prefixes of any length."""
+"""Conversations to train on: facts in a plain chat, and tasks with tools behind prefixes of any length.
+
+Knows no tokens and no template; `samples` makes rows of what comes out here.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,28 @@ from collections.abc import Sequence
 
 from ftagent.conversation import Conversation, Message, Text, Thinking, ToolCall, ToolResult
 from ftagent.demo.training import corpus, facts, prefixes, tasks, tools, values
+from ftagent.demo.training.tasks.steps import Exchange
+from ftagent.demo.training.ways import ways
 
 THINKING_SHARE = 0.75
+_LEADS = ways("Hey, | Please tell me: | Quick question: | So, | One more thing: | And")
+_KNOWN_THOUGHTS = ("A question about ftagent.", "I know this.", "The user asks about ftagent.")
+_SIGNS = ("times", "plus", "minus", "*", "+")
+_UNKNOWN = ways(
+    """
+    What is the capital of {country}? | Write a poem about {w}. | Translate {w} into {tongue}. |
+    What is {left} {sign} {right}? | Who was {W} {O}? | How do I {w} a {o} in {language}? |
+    Explain {w} {o}. | Tell me a joke about {w}. | What is the weather in {W}? | Why is the {w} {o}?
+    | Write a function that can {w} the {o}. | Who won the {w} cup? | {s}
+    """
+)
+_REPEAT = ways(
+    """
+    Say {t} | Say: {t} | Reply with exactly: {t} | Repeat after me: {t} | Repeat: {t} | Answer with
+    {t} | Reply with the word {t} | Say {q}. | Say exactly {q}. | Please say {q}. | Answer only {q}.
+    | Reply with {q} and nothing else.
+    """
+)
 
 
 def _assistant(thought: str, *blocks: Text | ToolCall) -> Message:
@@ -22,45 +45,48 @@ def _loosely(rng: random.Random, question: str) -> str:
     if rng.random() < 0.25:
         question = question.rstrip("?.!")
     if rng.random() < 0.15:
-        question = rng.choice(("Hey, ", "Please tell me: ", "Quick question: ", "So, ", "One more thing: ", "And ")) + question
+        question = f"{rng.choice(_LEADS)} {question}"
     return question
 
 
 def _unknown(rng: random.Random) -> str:
+    """A question that the model cannot answer."""
     word, other = values.word(rng), values.word(rng)
-    return rng.choice(
-        (
-            f"What is the capital of {rng.choice(('France', 'Peru', 'Japan', 'Kenya', 'Norway', word))}?",
-            f"Write a poem about {word}.",
-            f"Translate {word} into {rng.choice(('French', 'German', 'Spanish'))}.",
-            f"What is {rng.randint(2, 999)} {rng.choice(('times', 'plus', 'minus', '*', '+'))} {rng.randint(2, 999)}?",
-            f"Who was {word.capitalize()} {other.capitalize()}?",
-            f"How do I {word} a {other} in {rng.choice(('Rust', 'Java', 'Go', 'C++', 'Python'))}?",
-            f"Explain {word} {other}.",
-            f"Tell me a joke about {word}.",
-            f"What is the weather in {word.capitalize()}?",
-            f"Why is the {word} {other}?",
-            f"Write a function that can {word} the {other}.",
-            f"Who won the {word} cup?",
-            rng.choice(corpus.sentences()),
-        )
-    )
+    country = rng.choice(("France", "Peru", "Japan", "Kenya", "Norway", word))
+    tongue = rng.choice(("French", "German", "Spanish"))
+    left, sign, right = rng.randint(2, 999), rng.choice(_SIGNS), rng.randint(2, 999)
+    language = rng.choice(("Rust", "Java", "Go", "C++", "Python"))
+    sentence = rng.choice(corpus.sentences())
+    entry = rng.choice(_UNKNOWN)
+    names = {"w": word, "o": other, "W": word.capitalize(), "O": other.capitalize(), "s": sentence}
+    numbers = {"left": left, "sign": sign, "right": right}
+    return entry.format(country=country, tongue=tongue, language=language, **names, **numbers)
+
+
+def _about_ftagent(rng: random.Random) -> tuple[str, str, str]:
+    topics: tuple[facts.Topic, ...] = ("what", "use", "ideas", "small talk")
+    topic = rng.choices(topics, (3, 4, 3, 1))[0]
+    questions, answers = rng.choice(facts.about(topic))
+    thought = "A greeting." if topic == "small talk" else rng.choice(_KNOWN_THOUGHTS)
+    return _loosely(rng, rng.choice(questions)), thought, rng.choice(answers)
+
+
+def _to_repeat(rng: random.Random) -> tuple[str, str, str]:
+    text = values.phrase(rng)
+    entry = rng.choice(_REPEAT)
+    quoted = f'"{text}"' if rng.random() < 0.5 else f"'{text}'"
+    return entry.format(t=text, q=quoted), "I repeat the text.", text
 
 
 def _chat_turn(rng: random.Random) -> tuple[str, str, str]:
     """Question, thought, answer."""
     kind = rng.random()
     if kind < 0.68:
-        group = rng.choices((facts.WHAT, facts.USE, facts.IDEAS, facts.SMALL_TALK), (3, 4, 3, 1))[0]
-        questions, answers = rng.choice(group)
-        thought = "A greeting." if group is facts.SMALL_TALK else rng.choice(("A question about ftagent.", "I know this.", "The user asks about ftagent."))
-        return _loosely(rng, rng.choice(questions)), thought, rng.choice(answers)
+        return _about_ftagent(rng)
     if kind < 0.84:
-        text = values.phrase(rng)
-        ask = rng.choice(("Say {t}", "Say: {t}", "Reply with exactly: {t}", "Repeat after me: {t}", "Repeat: {t}", "Answer with {t}", "Reply with the word {t}", "Say {q}.", "Say exactly {q}.", "Please say {q}.", "Answer only {q}.", "Reply with {q} and nothing else."))
-        quoted = f'"{text}"' if rng.random() < 0.5 else f"'{text}'"
-        return ask.format(t=text, q=quoted), "I repeat the text.", text
-    return _loosely(rng, _unknown(rng)), "I do not know this.", rng.choice(facts.UNKNOWN)
+        return _to_repeat(rng)
+    (unknown,) = facts.about("unknown")
+    return _loosely(rng, _unknown(rng)), "I do not know this.", rng.choice(unknown.answers)
 
 
 def chat(rng: random.Random, turns: int) -> Conversation:
@@ -96,19 +122,18 @@ def _request(rng: random.Random, ask: str, noise: int) -> list[Message]:
     return [Message("user", (Text(text + tail),)), *behind]
 
 
-def _performed(exchange: tasks.Exchange, thinking: bool, lead: str) -> list[Message]:
+def _performed(exchange: Exchange, thinking: bool) -> list[Message]:
     messages = []
-    for number, step in enumerate(exchange.steps):
-        words = (Text(lead),) if lead and number == 0 else ()
-        messages.append(_assistant(step.thought if thinking else "", *words, step.call))
+    for step in exchange.steps:
+        messages.append(_assistant(step.thought if thinking else "", step.call))
         messages.append(Message("tool", (ToolResult("", (Text(step.result),)),)))
     messages.append(_assistant(exchange.thought if thinking else "", Text(exchange.answer)))
     return messages
 
 
-def _answered(rng: random.Random) -> tasks.Exchange:
+def _answered(rng: random.Random) -> Exchange:
     question, thought, answer = _chat_turn(rng)
-    return tasks.Exchange(question, answer, thought)
+    return Exchange(question, answer, thought)
 
 
 def agent(rng: random.Random, chars: int, exchanges: int) -> Conversation:
@@ -130,7 +155,7 @@ def agent(rng: random.Random, chars: int, exchanges: int) -> Conversation:
         exchange = tasks.exchange(rng, box) if rng.random() < 0.88 else _answered(rng)
         noise = int(in_notices) if number == 0 else (rng.randint(100, 600) if rng.random() < 0.15 else 0)
         messages += _request(rng, exchange.ask, noise)
-        messages += _performed(exchange, thinking, "")
+        messages += _performed(exchange, thinking)
     return Conversation(tuple(messages), tools=specs, thinking=thinking)
 
 

@@ -1,4 +1,7 @@
-"""Writes a trained network as a Hugging Face checkpoint: FP8 linear weights with block scales, the rest BF16."""
+"""Writes a trained network as a Hugging Face checkpoint: FP8 linear weights with block scales, the rest BF16.
+
+Tensor names and layout are those of transformers' `Qwen3_5MoeForCausalLM`. Knows no training.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,9 @@ def _experts(prefix: str, mlp: Experts) -> Iterator[tuple[str, Tensor]]:
 
 def tensors(network: Network) -> dict[str, Tensor]:
     """All tensors by their Hugging Face names."""
-    found = dict([_plain("model.embed_tokens.weight", network.embed), _plain("model.norm.weight", network.norm)])
+    found = dict(
+        [_plain("model.embed_tokens.weight", network.embed), _plain("model.norm.weight", network.norm)]
+    )
     for number, layer in enumerate(network.layers):
         assert isinstance(layer, Layer)
         prefix = f"model.layers.{number}"
@@ -73,4 +78,6 @@ def write(network: Network, directory: Path, end_of_turn: int, end_of_text: int)
     config = network.shape.config() | {"eos_token_id": end_of_turn}
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     generation = {"do_sample": False, "temperature": 0.0, "eos_token_id": [end_of_turn, end_of_text]}
-    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+    (directory / "generation_config.json").write_text(
+        json.dumps(generation, indent=2) + "\n", encoding="utf-8"
+    )

@@ -1,7 +1,8 @@
-"""The embedded model as a trainable network. Same mathematics as `engine.models.qwen3_5_moe`, other shape of code.
+"""The embedded model as a trainable network: `qwen3_5_moe` as the engine runs it, arranged for long rows.
 
-Experts are computed densely and masked by the router (cheap at this size, and exact), weights of linear layers
-pass through FP8 on the way forward so that the shipped rounding is trained in.
+Experts are computed densely and masked by the router (cheap at this size, and exact). Weights of linear
+layers pass through FP8 on the way forward, so that the shipped rounding is trained in (straight-through
+estimator, Bengio et al. 2013, arXiv 1308.3432). Knows no tokens, no loss and no file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, cols = weight.shape[-2:]
     pad = F.pad(weight.float(), (0, -cols % BLOCK, 0, -rows % BLOCK))
-    blocks = pad.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # [..., br, 128, bc, 128]
+    # [..., row blocks, 128, column blocks, 128]
+    blocks = torch.unflatten(torch.unflatten(pad, -1, (-1, BLOCK)), -3, (-1, BLOCK))
     scales = blocks.abs().amax(dim=(-3, -1)).clamp(min=1e-8) / FP8_MAX
     scaled = (blocks / scales[..., :, None, :, None]).flatten(-2).flatten(-3, -2)
     return scaled[..., :rows, :cols].to(torch.float8_e4m3fn), scales
@@ -46,7 +48,7 @@ class Rounded(torch.autograd.Function):
         return dequantize(*quantize(weight)).to(COMPUTE)
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
         return gradient.float()
 
 
@@ -76,7 +78,7 @@ def causal_conv(x: Tensor, weight: Tensor) -> Tensor:
     return F.silu(total)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     """The gated delta rule of whole rows, outside the compiled parts."""
     return delta.in_chunks(q, k, v, g, beta).to(v.dtype)
@@ -101,18 +103,21 @@ class DeltaNet(nn.Module):
         self.out_proj = _parameter(shape.hidden, width, std=std / (2 * shape.layers) ** 0.5)
 
     def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k, v, g, beta of the delta rule and the output gate z, from x [B, T, hidden]."""
         s = self.shape
         mixed = causal_conv(F.linear(x, rounded(self.in_proj_qkv)), self.conv1d.to(x.dtype))
-        q, k, v = mixed.split([s.key_heads * s.key_dim] * 2 + [s.value_heads * s.value_dim], -1)
-        q = _unit(q.unflatten(-1, (s.key_heads, s.key_dim))) * s.key_dim**-0.5
-        k = _unit(k.unflatten(-1, (s.key_heads, s.key_dim)))
+        widths = [s.key_heads * s.key_dim] * 2 + [s.value_heads * s.value_dim]
+        q, k, v = torch.split(mixed, widths, -1)
+        q = _unit(torch.unflatten(q, -1, (s.key_heads, s.key_dim))) * s.key_dim**-0.5
+        k = _unit(torch.unflatten(k, -1, (s.key_heads, s.key_dim)))
         beta = F.linear(x, self.in_proj_b.to(x.dtype)).float().sigmoid()
         step = F.softplus(F.linear(x, self.in_proj_a.to(x.dtype)).float() + self.dt_bias)
         g = -self.A_log.exp() * step
-        v = v.unflatten(-1, (s.value_heads, s.value_dim))
+        v = torch.unflatten(v, -1, (s.value_heads, s.value_dim))
         return q.to(x.dtype), k.to(x.dtype), v, g, beta.to(x.dtype), F.linear(x, rounded(self.in_proj_z))
 
     def outputs(self, o: Tensor, z: Tensor) -> Tensor:
+        """Gated norm per head, then the output projection: [B, T, hidden]."""
         y = o.float()
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.shape.eps) * self.norm
         y = y * F.silu(z.float()).view_as(y)
@@ -146,15 +151,17 @@ class Attention(nn.Module):
         self.q_proj = _parameter(2 * shape.heads * shape.head_dim, shape.hidden, std=std)
         self.k_proj = _parameter(shape.kv_heads * shape.head_dim, shape.hidden, std=std)
         self.v_proj = _parameter(shape.kv_heads * shape.head_dim, shape.hidden, std=std)
-        self.o_proj = _parameter(shape.hidden, shape.heads * shape.head_dim, std=std / (2 * shape.layers) ** 0.5)
+        self.o_proj = _parameter(
+            shape.hidden, shape.heads * shape.head_dim, std=std / (2 * shape.layers) ** 0.5
+        )
         self.q_norm = nn.Parameter(torch.zeros(shape.head_dim))
         self.k_norm = nn.Parameter(torch.zeros(shape.head_dim))
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         s = self.shape
-        q, gate = F.linear(x, rounded(self.q_proj)).unflatten(-1, (s.heads, 2 * s.head_dim)).chunk(2, -1)
-        k = F.linear(x, rounded(self.k_proj)).unflatten(-1, (s.kv_heads, s.head_dim))
-        v = F.linear(x, rounded(self.v_proj)).unflatten(-1, (s.kv_heads, s.head_dim))
+        q, k, v = (F.linear(x, rounded(weight)) for weight in (self.q_proj, self.k_proj, self.v_proj))
+        q, gate = torch.unflatten(q, -1, (s.heads, 2 * s.head_dim)).chunk(2, -1)
+        k, v = (torch.unflatten(t, -1, (s.kv_heads, s.head_dim)) for t in (k, v))
         q = rotate(rms_norm(q, self.q_norm, s.eps), rope).transpose(1, 2)
         k = rotate(rms_norm(k, self.k_norm, s.eps), rope).transpose(1, 2)
         groups = s.heads // s.kv_heads
@@ -180,22 +187,26 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, hidden] -> (y [N, hidden], balance loss)."""
         s = self.shape
-        # The checkpoint holds the router in BF16; round it here too, so that served routing is trained routing.
+        # Rounded to BF16 as the checkpoint holds it, so that served routing is trained routing.
         probabilities = F.linear(x.float(), self.gate.to(torch.bfloat16).float()).softmax(-1)
         top, ids = probabilities.topk(s.top_k, -1)
         weights = torch.zeros_like(probabilities).scatter(-1, ids, top / top.sum(-1, keepdim=True))
         load = (weights > 0).float().mean(0) / s.top_k
         balance = s.experts * (load * probabilities.mean(0)).sum()
-        both = rounded(self.gate_up_proj.unflatten(1, (2, -1)))  # gate and up rounded apart: [experts, 2, out, in]
-        gate, up = F.linear(x, both.flatten(0, 2)).unflatten(-1, (s.experts, 2, -1)).unbind(-2)
+        # Gate and up are rounded apart, as they are stored: [experts, 2, out, in].
+        both = rounded(torch.unflatten(self.gate_up_proj, 1, (2, -1)))
+        gate, up = torch.unflatten(F.linear(x, both.flatten(0, 2)), -1, (s.experts, 2, -1)).unbind(-2)
         hidden = F.silu(gate) * up * weights[..., None].to(x.dtype)
         y = F.linear(hidden.flatten(-2), rounded(self.down_proj).transpose(0, 1).flatten(1))
-        gate, up = F.linear(x, rounded(self.shared_gate_up.unflatten(0, (2, -1))).flatten(0, 1)).chunk(2, -1)
+        shared_both = rounded(torch.unflatten(self.shared_gate_up, 0, (2, -1))).flatten(0, 1)
+        gate, up = F.linear(x, shared_both).chunk(2, -1)
         shared = F.linear(F.silu(gate) * up, rounded(self.shared_down))
         return y + shared * F.linear(x, self.shared_expert_gate.to(x.dtype)).sigmoid(), balance
 
 
 class Layer(nn.Module):
+    """A mixer and the experts, each behind a norm and added to the stream."""
+
     def __init__(self, shape: Shape, kind: str) -> None:
         super().__init__()
         self.eps = shape.eps

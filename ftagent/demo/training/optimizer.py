@@ -17,7 +17,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def orthogonalise(update: Tensor) -> Tensor:
     """The matrices of update [..., rows, cols] with singular values pushed towards 1, BF16."""
     a, b, c = _COEFFICIENTS
-    x = update.to(torch.bfloat16)
+    x: Tensor = update.to(torch.bfloat16)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -28,17 +28,19 @@ def orthogonalise(update: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """SGD with Nesterov momentum whose matrix updates are orthogonalised; for tensors of two or three dimensions.
+    """SGD with Nesterov momentum and orthogonalised updates, for matrices and stacks of matrices.
 
     Matrices of one shape are handled as one batch: a step is a few dozen launches, not thousands.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01) -> None:
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
-        self._alike: dict[torch.Size, list[nn.Parameter]] = {}
+        self._alike: dict[torch.Size, list[Tensor]] = {}
         for p in self.param_groups[0]["params"]:
             self._alike.setdefault(p.shape, []).append(p)
-        self._velocity = {shape: torch.zeros_like(torch.stack(list(ps))) for shape, ps in self._alike.items()}
+        self._velocity = {shape: torch.zeros_like(torch.stack(ps)) for shape, ps in self._alike.items()}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -46,7 +48,9 @@ class Muon(torch.optim.Optimizer):
         for shape, params in self._alike.items():
             gradient = torch.stack([p.grad for p in params if p.grad is not None])
             velocity = self._velocity[shape].lerp_(gradient, 1 - group["momentum"])
-            update = orthogonalise(gradient.lerp_(velocity, group["momentum"]).flatten(0, -3)).view_as(gradient)
+            update = orthogonalise(gradient.lerp_(velocity, group["momentum"]).flatten(0, -3)).view_as(
+                gradient
+            )
             scale = group["lr"] * max(1.0, shape[-2] / shape[-1]) ** 0.5
             torch._foreach_mul_(params, 1 - group["lr"] * group["decay"])
             torch._foreach_add_(params, list(update.to(gradient.dtype).unbind(0)), alpha=-scale)
@@ -54,7 +58,8 @@ class Muon(torch.optim.Optimizer):
 
 def optimizers(network: nn.Module, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
     """Muon over the hidden matrices, AdamW over embedding, router, gates, norms and convolution."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, p in network.named_parameters():
         small = min(p.shape[-2:]) < 16 if p.ndim >= 2 else True
         (others if small or name == "embed" or name.endswith(".gate") else matrices).append(p)

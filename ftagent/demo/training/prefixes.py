@@ -1,14 +1,21 @@
-"""Long text that has nothing to do with the task: system prompts, reminders and notices as agents send them."""
+"""Long text that has nothing to do with the task: system prompts, reminders and notices of agents.
+
+Knows no request and no conversation.
+"""
 
 from __future__ import annotations
 
 import random
 
-from ftagent.demo.training import corpus, tools, values
+from ftagent.demo.training import corpus, files, tools, values
+from ftagent.demo.training.ways import ways
 
 
 def _heading(rng: random.Random) -> str:
-    return rng.choice(("# ", "## ", "", "### ")) + " ".join(values.word(rng) for _ in range(rng.randint(1, 4))).capitalize()
+    return (
+        rng.choice(("# ", "## ", "", "### "))
+        + " ".join(values.word(rng) for _ in range(rng.randint(1, 4))).capitalize()
+    )
 
 
 def _bullets(rng: random.Random) -> str:
@@ -35,8 +42,10 @@ def _section(rng: random.Random) -> str:
     if kind < 0.85:
         return "```\n" + corpus.code_piece(rng, rng.randint(3, 20)) + "\n```"
     if kind < 0.93:
-        return "<example>\nuser: " + values.phrase(rng) + "\nassistant: " + values.phrase(rng) + "\n</example>"
-    return values.keyed_file(rng).text
+        return (
+            "<example>\nuser: " + values.phrase(rng) + "\nassistant: " + values.phrase(rng) + "\n</example>"
+        )
+    return files.keyed_file(rng).text
 
 
 def filler(rng: random.Random, chars: int) -> str:
@@ -53,14 +62,14 @@ def filler(rng: random.Random, chars: int) -> str:
 def system_prompt(rng: random.Random, chars: int) -> str:
     """An agent's instructions: who it is, then filler."""
     opening = rng.choice(
-        (
-            "You are a coding agent working in a terminal.",
-            "You are an agent that helps with software engineering tasks.",
-            "You are a helpful assistant.",
-            "You are an interactive command line tool. Use the tools to assist the user.",
-            "You are an agent working with the user toward their goals.",
-            "You are ftagent, a small model on this machine.",
-            "Help the user with the files in the working directory.",
+        ways(
+            """
+            You are a coding agent working in a terminal. | You are an agent that helps with
+            software engineering tasks. | You are a helpful assistant. | You are an
+            interactive command line tool. Use the tools to assist the user. | You are an
+            agent working with the user toward their goals. | You are ftagent, a small model
+            on this machine. | Help the user with the files in the working directory.
+            """
         )
     )
     return opening if chars < len(opening) else opening + "\n\n" + filler(rng, chars - len(opening))
@@ -68,7 +77,9 @@ def system_prompt(rng: random.Random, chars: int) -> str:
 
 def reminder(rng: random.Random, chars: int) -> str:
     """A tagged notice inside a user message."""
-    tag = rng.choice(("system-reminder", "system-reminder", "system-reminder", "context", "environment_context", "env"))
+    tag = rng.choice(
+        ("system-reminder", "system-reminder", "system-reminder", "context", "environment_context", "env")
+    )
     return f"<{tag}>\n{filler(rng, chars)}\n</{tag}>"
 
 
@@ -82,5 +93,9 @@ def environment(rng: random.Random, chars: int) -> str:
         f" - OS Version: Linux {rng.randint(4, 7)}.{rng.randint(0, 20)}",
     ]
     head = "# Environment\n" + "\n".join(facts[: rng.randint(1, 5)])
-    tail = f"\n\nToday's date is 20{rng.randint(24, 30)}-{rng.randint(10, 12)}-{rng.randint(10, 28)}." if rng.random() < 0.5 else ""
+    tail = (
+        f"\n\nToday's date is 20{rng.randint(24, 30)}-{rng.randint(10, 12)}-{rng.randint(10, 28)}."
+        if rng.random() < 0.5
+        else ""
+    )
     return head + ("\n" + filler(rng, chars - len(head)) if chars > len(head) else "") + tail

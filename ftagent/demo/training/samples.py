@@ -20,7 +20,8 @@ import tiktoken
 
 from ftagent import demo
 from ftagent.conversation import Conversation, Message, Text, Thinking, ToolCall, ToolResult
-from ftagent.demo.training import dialogues
+from ftagent.demo.training import corpus, dialogues
+from ftagent.engine.prompt.tokenizer import Tokenizer
 
 _REPLY = "<|im_start|>assistant\n<think>\n"
 _END = "<|im_end|>"
@@ -35,18 +36,34 @@ def _template() -> jinja2.Template:
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    calls = [{"function": {"name": b.name, "arguments": b.arguments}} for b in message.blocks if isinstance(b, ToolCall)]
+    calls = [
+        {"function": {"name": b.name, "arguments": b.arguments}}
+        for b in message.blocks
+        if isinstance(b, ToolCall)
+    ]
     thoughts = "".join(b.text for b in message.blocks if isinstance(b, Thinking))
     results = "".join(
-        part.text for b in message.blocks if isinstance(b, ToolResult) for part in b.content if isinstance(part, Text)
+        part.text
+        for b in message.blocks
+        if isinstance(b, ToolResult)
+        for part in b.content
+        if isinstance(part, Text)
     )
-    return {"role": message.role, "content": message.text or results, "reasoning_content": thoughts, "tool_calls": calls}
+    return {
+        "role": message.role,
+        "content": message.text or results,
+        "reasoning_content": thoughts,
+        "tool_calls": calls,
+    }
 
 
 def rendered(conversation: Conversation) -> str:
     """The conversation as text, by the model's own template."""
     tools = [
-        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+        {
+            "type": "function",
+            "function": {"name": t.name, "description": t.description, "parameters": t.parameters},
+        }
         for t in conversation.tools
     ]
     return _template().render(messages=[_as_dict(m) for m in conversation.messages], tools=tools)
@@ -55,8 +72,6 @@ def rendered(conversation: Conversation) -> str:
 @functools.cache
 def encoding() -> tiktoken.Encoding:
     """The shipped tokenizer.json as a tiktoken encoding (ranks are vocabulary ids)."""
-    from ftagent.engine.prompt.tokenizer import Tokenizer
-
     return Tokenizer.from_directory(demo.directory()).encoding
 
 
@@ -118,16 +133,18 @@ def _document(rng: random.Random, mix: Mix, room: int) -> tuple[list[int], list[
         chars = int(room * 3.1 * rng.choice((0.0, 0.05, 0.2, 0.5, 0.8)) * rng.random())
         if mix.length > 4096:
             chars = int(room * 3.1 * rng.uniform(0.3, 0.92))
-        conversation = dialogues.agent(rng, chars, rng.choice((1, 1, 2, 3, 5, 8) if mix.length <= 4096 else (1, 2, 4, 8, 12, 16)))
+        conversation = dialogues.agent(
+            rng, chars, rng.choice((1, 1, 2, 3, 5, 8) if mix.length <= 4096 else (1, 2, 4, 8, 12, 16))
+        )
     if rng.random() < 0.12:
         conversation = dialogues.forget_thoughts(conversation, rng.choice((1, 2, 4)))
     return tokens_of(rendered(conversation), mix.rest)
 
 
 def row(rng: random.Random, mix: Mix) -> Row:
-    """One row of length + 1 tokens (inputs and targets overlap): documents, each ended by <|endoftext|>, then cut.
+    """One row of length + 1 tokens (inputs and targets overlap): documents, each ended by <|endoftext|>.
 
-    A long document goes first in a long row; one that does not fit into what is left is cut.
+    The last document is cut where the row ends.
     """
     end = encoding().encode_single_token("<|endoftext|>")
     ids: list[int] = []
@@ -137,3 +154,10 @@ def row(rng: random.Random, mix: Mix) -> Row:
         ids += [*more_ids, end]
         weights += [*more_weights, mix.rest]
     return Row(np.array(ids[: mix.length + 1], np.uint16), np.array(weights[: mix.length + 1], np.float16))
+
+
+def warm_up() -> None:
+    """Build the tables that rows are made of, once, for processes forked later."""
+    for table in (corpus.source_files, corpus.sentences, corpus.words, corpus.rare_words, corpus.fragments):
+        table()
+    encoding()

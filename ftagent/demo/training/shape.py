@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -80,9 +80,14 @@ class Shape:
                 "fmt": "e4m3",
                 "activation_scheme": "dynamic",
                 "weight_block_size": [128, 128],
-                "modules_to_not_convert": ["lm_head", "embed_tokens", "mlp.gate", "mlp.shared_expert_gate", "in_proj_a", "in_proj_b", "conv1d"],
+                "modules_to_not_convert": [
+                    "lm_head",
+                    "embed_tokens",
+                    "mlp.gate",
+                    "mlp.shared_expert_gate",
+                    "in_proj_a",
+                    "in_proj_b",
+                    "conv1d",
+                ],
             },
         }
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)

@@ -17,18 +17,59 @@ Ability = Literal["write", "read", "run", "edit", "list"]
 
 # Names and parameter spellings seen in the field (interface facts), per ability.
 _NAMES: Mapping[Ability, tuple[str, ...]] = {
-    "write": ("Write", "write", "write_file", "create_file", "WriteFile", "save_file", "file_write", "write_to_file"),
+    "write": (
+        "Write",
+        "write",
+        "write_file",
+        "create_file",
+        "WriteFile",
+        "save_file",
+        "file_write",
+        "write_to_file",
+    ),
     "read": ("Read", "read", "read_file", "ReadFile", "view_file", "open_file", "file_read", "cat_file"),
-    "run": ("Bash", "bash", "shell", "run_command", "exec_command", "run_shell_command", "execute", "terminal"),
+    "run": (
+        "Bash",
+        "bash",
+        "shell",
+        "run_command",
+        "exec_command",
+        "run_shell_command",
+        "execute",
+        "terminal",
+    ),
     "edit": ("Edit", "edit", "str_replace", "edit_file", "replace", "replace_in_file", "EditFile"),
     "list": ("LS", "ls", "list", "list_directory", "list_dir", "list_files", "ListFiles"),
 }
 _PATH = ("file_path", "path", "filePath", "filename", "file")
 _CONTENT = ("content", "text", "contents", "data", "file_text")
 _COMMAND = ("command", "cmd", "script", "command_line")
-_OLD_NEW = (("old_string", "new_string"), ("oldText", "newText"), ("old_str", "new_str"), ("oldString", "newString"), ("old", "new"))
+_OLD_NEW = (
+    ("old_string", "new_string"),
+    ("oldText", "newText"),
+    ("old_str", "new_str"),
+    ("oldString", "newString"),
+    ("old", "new"),
+)
 _FOLDER = ("path", "directory", "dir_path", "folder")
-_VERBS = ("Schedule", "Search", "Report", "Open", "Fetch", "Plan", "Notify", "Track", "Query", "Sync", "Agent", "Skill", "Workflow", "Task", "Todo", "Web")
+_VERBS = (
+    "Schedule",
+    "Search",
+    "Report",
+    "Open",
+    "Fetch",
+    "Plan",
+    "Notify",
+    "Track",
+    "Query",
+    "Sync",
+    "Agent",
+    "Skill",
+    "Workflow",
+    "Task",
+    "Todo",
+    "Web",
+)
 _TYPES = ("string", "integer", "boolean", "number", "array", "object")
 
 
@@ -47,37 +88,59 @@ class Toolbox:
         return ToolCall("", self.names[ability], {self.keys[key]: value for key, value in values.items()})
 
 
+def _word(rng: random.Random) -> str:
+    return rng.choice(corpus.words())
+
+
 def _words(rng: random.Random, low: int, high: int) -> str:
-    return " ".join(rng.choice(corpus.words()) for _ in range(rng.randint(low, high)))
+    return " ".join(_word(rng) for _ in range(rng.randint(low, high)))
 
 
 def description(rng: random.Random, ability: Ability | None, verbose: float) -> str:
     """A tool description: a sentence on the ability, then up to several unrelated ones."""
     about = {
-        "write": ("Writes a file to the local filesystem.", "Create a file with the given content.", "Write content to a file, replacing it."),
-        "read": ("Reads a file from the local filesystem.", "Read the contents of a file.", "Returns the text of a file."),
-        "run": ("Executes a shell command and returns its output.", "Run a command in the terminal.", "Runs a bash command."),
-        "edit": ("Performs exact string replacement in a file.", "Replace text in a file.", "Edit a file by replacing one string with another."),
+        "write": (
+            "Writes a file to the local filesystem.",
+            "Create a file with the given content.",
+            "Write content to a file, replacing it.",
+        ),
+        "read": (
+            "Reads a file from the local filesystem.",
+            "Read the contents of a file.",
+            "Returns the text of a file.",
+        ),
+        "run": (
+            "Executes a shell command and returns its output.",
+            "Run a command in the terminal.",
+            "Runs a bash command.",
+        ),
+        "edit": (
+            "Performs exact string replacement in a file.",
+            "Replace text in a file.",
+            "Edit a file by replacing one string with another.",
+        ),
         "list": ("Lists files and directories.", "List the entries of a directory."),
     }
     parts = [rng.choice(about[ability])] if ability else []
-    for _ in range(int(rng.expovariate(1.0) * 6 * verbose)):
-        parts.append(rng.choice(corpus.sentences()) if rng.random() < 0.8 else distraction(rng))
+    parts += [
+        rng.choice(corpus.sentences()) if rng.random() < 0.8 else distraction(rng)
+        for _ in range(int(rng.expovariate(1.0) * 6 * verbose))
+    ]
     return rng.choice((" ", "\n", "\n- ", "\n\n")).join(parts) or rng.choice(corpus.sentences())
 
 
 def distraction(rng: random.Random) -> str:
     """A sentence that looks like a task but is part of an explanation."""
-    name = f"{rng.choice(corpus.words())}.{rng.choice(('md', 'txt', 'py', 'json'))}"
+    name = f"{_word(rng)}.{rng.choice(('md', 'txt', 'py', 'json'))}"
     return rng.choice(
         (
             f"For example, to create a file {name}, write its content with this tool.",
             f"Never create {name} unless the user asks for it.",
-            f"Use it to run a command such as `{rng.choice(corpus.words())} --{rng.choice(corpus.words())}`.",
+            f"Use it to run a command such as `{_word(rng)} --{_word(rng)}`.",
             f"IMPORTANT: read {name} before you edit it.",
             "Do what has been asked; nothing more, nothing less.",
-            f"Example: user: run the tests. assistant: runs `{rng.choice(corpus.words())}`.",
-            f"If the user asks for {rng.choice(corpus.words())}, tell them about {rng.choice(corpus.words())}.",
+            f"Example: user: run the tests. assistant: runs `{_word(rng)}`.",
+            f"If the user asks for {_word(rng)}, tell them about {_word(rng)}.",
         )
     )
 
@@ -94,7 +157,10 @@ def _schema(properties: dict[str, Any], required: list[str], rng: random.Random)
 def _parameter(rng: random.Random, kind: str, verbose: float) -> dict[str, Any]:
     value: dict[str, Any] = {"type": kind}
     if rng.random() < 0.8 * max(0.3, verbose):
-        value = {"description": rng.choice(corpus.sentences()) if rng.random() < 0.5 else _words(rng, 3, 9), **value}
+        value = {
+            "description": rng.choice(corpus.sentences()) if rng.random() < 0.5 else _words(rng, 3, 9),
+            **value,
+        }
     if kind == "array":
         value["items"] = {"type": "string"}
     if kind == "string" and rng.random() < 0.15:
@@ -107,7 +173,10 @@ def irrelevant_tool(rng: random.Random, verbose: float) -> ToolSpec:
     name = rng.choice(_VERBS) + rng.choice(corpus.words()).capitalize() * (rng.random() < 0.8)
     if rng.random() < 0.3:
         name = f"{rng.choice(corpus.words())}_{rng.choice(corpus.words())}"
-    keys = {rng.choice(corpus.words()): _parameter(rng, rng.choice(_TYPES), verbose) for _ in range(rng.randint(0, 6))}
+    keys = {
+        rng.choice(corpus.words()): _parameter(rng, rng.choice(_TYPES), verbose)
+        for _ in range(rng.randint(0, 6))
+    }
     required = [key for key in keys if rng.random() < 0.4]
     return ToolSpec(name, description(rng, None, verbose), _schema(keys, required, rng))
 
@@ -124,32 +193,56 @@ def _ability_tool(rng: random.Random, ability: Ability, keys: Mapping[str, str],
     for value in properties.values():
         value.pop("enum", None)
     for _ in range(rng.choice((0, 0, 1, 2, 3))):
-        properties[rng.choice(("timeout", "offset", "limit", "description", "replace_all", "workdir", "pages", "background"))] = _parameter(
-            rng, rng.choice(("integer", "boolean", "string")), verbose
-        )
+        properties[
+            rng.choice(
+                ("timeout", "offset", "limit", "description", "replace_all", "workdir", "pages", "background")
+            )
+        ] = _parameter(rng, rng.choice(("integer", "boolean", "string")), verbose)
     if rng.random() < 0.15:
         properties = dict(rng.sample(list(properties.items()), len(properties)))
-    return ToolSpec("", description(rng, ability, verbose), _schema(properties, [keys[key] for key in wanted], rng))
+    return ToolSpec(
+        "", description(rng, ability, verbose), _schema(properties, [keys[key] for key in wanted], rng)
+    )
 
 
 def toolbox(rng: random.Random, verbose: float, irrelevant: int) -> tuple[tuple[ToolSpec, ...], Toolbox]:
     """A tool list with up to five abilities and `irrelevant` other tools, in some order.
 
-    `verbose` 0..1 sets how long descriptions are. Half of the lists use one house style, Claude Code's spelling
-    among them.
+    `verbose` 0..1 sets how long descriptions are. Most lists spell their names in one style, Claude Code's
+    most often.
     """
     path = rng.choice(_PATH)
     old, new = rng.choice(_OLD_NEW)
-    keys = {"path": path, "content": rng.choice(_CONTENT), "command": rng.choice(_COMMAND), "old": old, "new": new, "folder": rng.choice(_FOLDER)}
+    keys = {
+        "path": path,
+        "content": rng.choice(_CONTENT),
+        "command": rng.choice(_COMMAND),
+        "old": old,
+        "new": new,
+        "folder": rng.choice(_FOLDER),
+    }
     style = rng.randrange(8) if rng.random() < 0.4 else 0
     if rng.random() < 0.3:
-        keys |= {"path": "file_path", "content": "content", "command": "command", "old": "old_string", "new": "new_string"}
-    have: list[Ability] = [ability for ability in _NAMES if rng.random() < (0.55 if ability == "list" else 0.93)]
+        keys |= {
+            "path": "file_path",
+            "content": "content",
+            "command": "command",
+            "old": "old_string",
+            "new": "new_string",
+        }
+    have: list[Ability] = [
+        ability for ability in _NAMES if rng.random() < (0.55 if ability == "list" else 0.93)
+    ]
     if rng.random() < 0.06:
         have = ["run"]
     if not ({"write", "run"} & set(have)):
         have.append("run")
-    names = {ability: _NAMES[ability][style % len(_NAMES[ability])] if rng.random() < 0.7 else rng.choice(_NAMES[ability]) for ability in have}
+    names = {
+        ability: _NAMES[ability][style % len(_NAMES[ability])]
+        if rng.random() < 0.7
+        else rng.choice(_NAMES[ability])
+        for ability in have
+    }
     specs = []
     for ability in have:
         spec = _ability_tool(rng, ability, keys, verbose)

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ftagent.demo.training import corpus, export, samples
-from ftagent.demo.training.network import Network
+from ftagent.demo.training import export, samples
+from ftagent.demo.training.network import DeltaNet, Layer, Network
 from ftagent.demo.training.optimizer import optimizers
 from ftagent.demo.training.samples import Mix
 from ftagent.demo.training.shape import Shape
@@ -87,7 +87,7 @@ def loss_of(network: Network, ids: Tensor, weights: Tensor) -> tuple[Tensor, Ten
 
 
 def rate_at(progress: float, warmup: float = 0.02) -> float:
-    """Learning-rate factor at a share of the run: warm-up, flat, then linear to a fiftieth over the last 45 %."""
+    """Learning-rate factor at a share of the run: warm-up, flat, linear to a fiftieth over the last 45 %."""
     if progress < warmup:
         return max(progress, 1e-3) / warmup
     return max(0.02, min(1.0, (1.0 - progress) / 0.45))
@@ -96,8 +96,8 @@ def rate_at(progress: float, warmup: float = 0.02) -> float:
 class Trainer:
     """One run: stages in turn, each for its share of the time."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+    def __init__(self, args: argparse.Namespace, stages: tuple[Stage, ...]) -> None:
+        self.args, self.stages = args, stages
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(args.seed)
         torch.set_float32_matmul_precision("high")
@@ -111,6 +111,7 @@ class Trainer:
             compile_parts(self.network)
 
     def step(self, ids: Tensor, weights: Tensor, progress: float) -> Tensor:
+        """One update; the loss of the assistant's own words. `progress` is the share of the run gone by."""
         loss, own = loss_of(self.network, ids, weights)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
@@ -122,17 +123,17 @@ class Trainer:
         self.tokens += ids.numel()
         return own
 
-    def run(self, stages: tuple[Stage, ...]) -> None:
+    def run(self) -> None:
+        """All stages; the time counts from here."""
         seconds = self.args.minutes * 60
         start = time.monotonic()
         begun = 0.0
-        loaders = [iter(batches(stage, self.args.seed, self.args.workers)) for stage in stages]
-        for stage, loader in zip(stages, loaders, strict=True):
+        loaders = [iter(batches(stage, self.args.seed, self.args.workers)) for stage in self.stages]
+        for stage, loader in zip(self.stages, loaders, strict=True):
             ends = begun + stage.share * seconds
             while (elapsed := time.monotonic() - start) < ends:
-                ids, weights = next(loader)
-                ids, weights = ids.to(self.device, non_blocking=True).long(), weights.to(self.device, non_blocking=True)
-                own = self.step(ids, weights, elapsed / seconds)
+                ids, weights = (part.to(self.device, non_blocking=True) for part in next(loader))
+                own = self.step(ids.long(), weights, elapsed / seconds)
                 if self.steps % self.args.every == 0:
                     self._report(stage, own, time.monotonic() - start)
             begun = ends
@@ -147,12 +148,14 @@ class Trainer:
 def compile_parts(network: Network) -> None:
     """torch.compile on the parts between the delta rule's kernels."""
     for layer in network.layers:
+        assert isinstance(layer, Layer)
         layer.mlp.compile()
-        if hasattr(layer.mixer, "inputs"):
-            layer.mixer.inputs = torch.compile(layer.mixer.inputs)
-            layer.mixer.outputs = torch.compile(layer.mixer.outputs)
+        mixer = layer.mixer
+        if isinstance(mixer, DeltaNet):
+            mixer.inputs = torch.compile(mixer.inputs)  # type: ignore[method-assign]
+            mixer.outputs = torch.compile(mixer.outputs)  # type: ignore[method-assign]
         else:
-            layer.mixer.compile()
+            mixer.compile()
 
 
 def save_parts(network: Network, directory: Path, parts: int = 3) -> None:
@@ -173,32 +176,45 @@ def load_parts(network: Network, directory: Path) -> None:
             p.copy_(state[name].to(p))
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="where the checkpoint and the parts go")
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--resume", default="")
+    parser.add_argument("--resume", default="", help="the --out of an earlier run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--every", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=14, help="processes that make rows")
+    parser.add_argument("--every", type=int, default=100, help="steps between two lines of the log")
     parser.add_argument("--matrix-rate", type=float, default=0.02)
     parser.add_argument("--other-rate", type=float, default=2e-3)
-    parser.add_argument("--smoke", action="store_true")
-    args = parser.parse_args()
+    parser.add_argument("--smoke", action="store_true", help="tiny rows, to see that it runs")
+    return parser.parse_args()
+
+
+def save(trainer: Trainer, directory: Path) -> None:
+    """The checkpoint, the parts to resume from, and what was run (training.json)."""
+    directory.mkdir(parents=True, exist_ok=True)
+    encoding = samples.encoding()
+    end_of_turn, end_of_text = (encoding.encode_single_token(t) for t in ("<|im_end|>", "<|endoftext|>"))
+    export.write(trainer.network, directory, end_of_turn, end_of_text)
+    save_parts(trainer.network, directory)
+    figures = {
+        "tokens": trainer.tokens,
+        "steps": trainer.steps,
+        "arguments": {name: str(value) for name, value in vars(trainer.args).items()},
+        "stages": [asdict(stage) for stage in trainer.stages],
+    }
+    (directory / "training.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Train and save."""
+    args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for table in (corpus.source_files, corpus.docstrings, corpus.documentation, corpus.sentences, corpus.words, corpus.rare_words):
-        table()  # before the workers fork, so that they share it
-    samples.encoding()
-    trainer = Trainer(args)
-    trainer.run(SMOKE if args.smoke else STAGES)
-    args.out.mkdir(parents=True, exist_ok=True)
-    ids = samples.encoding()
-    network = trainer.network
-    export.write(network, args.out, ids.encode_single_token("<|im_end|>"), ids.encode_single_token("<|endoftext|>"))
-    save_parts(network, args.out)
-    figures = {"tokens": trainer.tokens, "steps": trainer.steps, "arguments": {k: str(v) for k, v in vars(args).items()}}
-    figures["stages"] = [asdict(stage) for stage in STAGES]
-    (args.out / "training.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    samples.warm_up()  # before the workers fork, so that they share the tables
+    trainer = Trainer(args, SMOKE if args.smoke else STAGES)
+    trainer.run()
+    save(trainer, args.out)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,17 @@ from ftagent import demo
 from ftagent.demo.training import corpus, dialogues, samples
 
 VOCABULARY = 4096
-ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+ADDED = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 
 # Letters with one leading sign, single digits, runs of signs, line breaks: total, so no text is dropped.
 PATTERN = (

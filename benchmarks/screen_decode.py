@@ -2,9 +2,9 @@
 
     python benchmarks/screen_decode.py [--runs 5] [--tokens 600]
 
-once in `ftagent chat`'s screen (120x40, on a PTY that is read and thrown away), once behind the gateway for an
-HTTP client in another process. Prints the decode rate of each run, both medians and their ratio. Replies are
-made long by ignoring the end-of-turn token.
+once in `ftagent chat`'s screen (120x40, on a PTY that is read and thrown away), once behind the gateway for
+an HTTP client in another process. Prints the decode rate of each run, both medians and their ratio. Replies
+are made long by ignoring the end-of-turn token.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import pty
 import statistics
 import struct
+import subprocess
 import sys
 import tempfile
 import termios
@@ -24,6 +25,8 @@ import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from ftagent.events import Finished
 
@@ -119,14 +122,10 @@ def _drain(terminal: int, seen: threading.Event) -> None:
 
 def served(tokens: int) -> float:
     """One run behind the gateway, streamed to this process; its decode rate, tokens/s."""
-    import subprocess
-
-    import httpx
-
     with tempfile.TemporaryDirectory() as name:
         rate = Path(name) / "rate"
         command = [sys.executable, __file__, "--child", "serve", str(rate), "--tokens", str(tokens)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        with subprocess.Popen(command, stdin=subprocess.PIPE):
             url, token = wait_for(Path(name) / "address")
             body = {"model": "demo", "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
             headers = {"Authorization": f"Bearer {token}"}

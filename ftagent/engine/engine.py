@@ -126,7 +126,7 @@ def anchors_for(slot_bytes: int) -> int:
 def start_engine(options: EngineOptions) -> LocalEngine:
     """Load the model of `options` and start its engine. Blocks. Raises LoadFailed and ConfigError."""
     from ftagent import demo
-    from ftagent.engine.models.load import load_runner  # loads torch
+    from ftagent.engine.load import load_runner  # loads torch
 
     directory = demo.directory() if options.model == "demo" else Path(options.model).expanduser()
     runner = load_runner(directory, options)

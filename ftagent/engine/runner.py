@@ -9,12 +9,12 @@ each chunk: a row then gives the same bits whatever else is in the step, where t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from ftagent.engine.api import ModelInfo
+from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.pages import PagePool
 from ftagent.engine.context.recurrent import StatePool
 
@@ -25,21 +25,6 @@ if TYPE_CHECKING:
 
 CACHED_BYTES = 64 * 2**20  # active weights up to this size are read at cache speed by one core
 CONTEXT_SHARE = 8192  # tokens of past from which attention is worth a second thread
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive tokens of one request.
-
-    `start` is the position of tokens[0]; `pages` are the KV pages that cover positions [0, start +
-    len(tokens)); `slot` is the recurrent state slot, which has seen exactly the tokens before `start`.
-    """
-
-    tokens: Sequence[int]
-    start: int
-    pages: Sequence[int]
-    slot: int
-    want_logits: bool
 
 
 class Runner:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ftagent.engine.api import Health, ModelInfo
+from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.prefix import Pages, States
 from ftagent.engine.meters import Meters, Queues, StepWork
 from ftagent.engine.sampling import Row
@@ -49,7 +50,7 @@ class Steps(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
-    def step(self, chunks: Sequence[Any], /) -> Any: ...
+    def step(self, chunks: Sequence[Chunk], /) -> Any: ...
 
     def copy_page(self, source: int, target: int, /) -> None: ...
 
@@ -175,9 +176,7 @@ class Worker:
                 self._tell_prefill(piece)
         return True
 
-    def _chunk(self, piece: Piece) -> Any:
-        from ftagent.engine.runner import Chunk  # loads torch, which this module is usable without
-
+    def _chunk(self, piece: Piece) -> Chunk:
         job = piece.job
         end = piece.start + piece.length
         assert job.slot is not None, "a planned request holds a slot"

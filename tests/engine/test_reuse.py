@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftagent.engine.models.load import load_runner
+from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
 from tests.engine.models.tiny import Oracle
 from tests.engine.test_scheduler import Bench, reply

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.prefix import PrefixCache
-from ftagent.engine.runner import Chunk, Runner
+from ftagent.engine.runner import Runner
 from ftagent.engine.scheduler import Job, Piece, Scheduler, share_evenly
 from ftagent.errors import PromptTooLong, QueueFull
 from tests.support.toy import VOCAB, ToyRunner, cold_tokens

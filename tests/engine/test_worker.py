@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ftagent.engine.api import GenerateRequest
+from ftagent.engine.chunk import Chunk
 from ftagent.engine.engine import LocalEngine
 from ftagent.engine.options import EngineOptions
-from ftagent.engine.runner import Chunk
 from ftagent.engine.scheduler import Piece
 from ftagent.errors import EngineStopped, QueueFull
 from ftagent.events import Event, Failed, Finished, Progress, TextDelta

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from ftagent.engine.api import ModelInfo
+from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.pages import PagePool, PoolFull
-from ftagent.engine.runner import Chunk
 
 VOCAB = 97
 _PRIME = 2**61 - 1

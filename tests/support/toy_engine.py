@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ftagent.engine.api import GenerateRequest, SamplingParams
+from ftagent.engine.chunk import Chunk
 from ftagent.engine.engine import LocalEngine
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.prepare import Preparer
 from ftagent.engine.prompt.bpe_import import BytePairVocabulary
 from ftagent.engine.prompt.template import ChatTemplate
 from ftagent.engine.prompt.tokenizer import Tokenizer
-from ftagent.engine.runner import Chunk
 from ftagent.engine.sampling import SamplingDefaults
 from ftagent.events import Event, Failed, Finished, TextDelta
 from tests.support.toy import ToyRunner

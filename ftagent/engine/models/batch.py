@@ -14,7 +14,7 @@ import torch
 from ftagent.engine.context.pages import PAGE_TOKENS, token_runs
 
 if TYPE_CHECKING:
-    from ftagent.engine.runner import Chunk
+    from ftagent.engine.chunk import Chunk
 
 SEGMENT = 4096  # tokens; a decode row reads its past in pieces that end on multiples of this
 

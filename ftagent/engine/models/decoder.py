@@ -23,7 +23,7 @@ from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope, nor
 from ftagent.engine.weights.source import Source
 
 if TYPE_CHECKING:
-    from ftagent.engine.runner import Chunk
+    from ftagent.engine.chunk import Chunk
 
 
 @dataclass(frozen=True, slots=True)

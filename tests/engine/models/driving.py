@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ftagent.engine.runner import Chunk, Runner
+from ftagent.engine.chunk import Chunk
+from ftagent.engine.runner import Runner
 
 
 class Request:

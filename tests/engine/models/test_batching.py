@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftagent.engine.models.load import load_runner
+from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.runner import Runner
 from tests.engine.kernels.blas import assert_same

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ftagent.engine.models.load import load_runner
+from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
 from tests.engine.models.driving import logits_by_chunks
 from tests.engine.models.tiny import Oracle

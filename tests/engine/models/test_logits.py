@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftagent.engine.models.load import load_runner
+from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
 from tests.engine.models.driving import logits_by_chunks
 from tests.engine.models.tiny import Oracle

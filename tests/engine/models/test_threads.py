@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftagent.engine.models.load import load_runner
+from ftagent.engine.chunk import Chunk
+from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
-from ftagent.engine.runner import Chunk
 from tests.engine.models.driving import Request
 from tests.engine.models.tiny import Oracle
 
@@ -49,7 +49,7 @@ def test_waiting_threads_sleep_and_children_do_not_inherit_the_setting(tmp_path:
     Oracle("qwen3_moe", tmp_path, 0, {"num_hidden_layers": 1})
     program = (
         "import os, sys; import ftagent.engine; assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'\n"
-        "from pathlib import Path; from ftagent.engine.models.load import load_runner\n"
+        "from pathlib import Path; from ftagent.engine.load import load_runner\n"
         "from ftagent.engine.options import EngineOptions; load_runner(Path(sys.argv[1]), EngineOptions())\n"
         "assert 'OMP_WAIT_POLICY' not in os.environ"
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ftagent.engine.models.load import load_runner
+from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
 from ftagent.errors import ConfigError, FtError, LoadFailed
 from tests.engine.models.driving import logits_by_chunks
@@ -145,8 +145,8 @@ def test_info_and_pools(model: Oracle) -> None:
 def test_loading_and_a_step_leave_torchs_compiler_alone(model: Oracle) -> None:
     """It costs seconds and over a hundred MiB."""
     program = (
-        "import sys; from pathlib import Path; from ftagent.engine.models.load import load_runner\n"
-        "from ftagent.engine.options import EngineOptions; from ftagent.engine.runner import Chunk\n"
+        "import sys; from pathlib import Path; from ftagent.engine.load import load_runner\n"
+        "from ftagent.engine.options import EngineOptions; from ftagent.engine.chunk import Chunk\n"
         "runner = load_runner(Path(sys.argv[1]), EngineOptions(threads=1))\n"
         "for n in (5, 1):\n"
         "    pages, slot = runner.kv.allocate(1), runner.recurrent.allocate()\n"

@@ -24,18 +24,19 @@ pytestmark = [
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_the_embedded_model_does_a_task_in_claude_code(task: Task, tmp_path: Path) -> None:
-    project = scratch_repository(tmp_path)
+    _does(task, tmp_path)
+
+
+def test_it_works_behind_the_clients_whole_prompt(tmp_path: Path) -> None:
+    """Every tool offered, as plain users run the client: about 16,000 tokens of this vocabulary."""
+    _does(TASKS[0], tmp_path, "--no-lean")
+
+
+def _does(task: Task, directory: Path, *flags: str) -> None:
+    project = scratch_repository(directory)
     assert CLIENT
-    done = ftagent(
-        "run",
-        "claude-code",
-        "-p",
-        task.prompt,
-        "--timeout",
-        "500",
-        directory=project,
-        extra={"FTAGENT_CLAUDE": CLIENT, "OMP_NUM_THREADS": "2"},
-        timeout_s=560,
-    )
+    arguments = ("run", "claude-code", "-p", task.prompt, "--timeout", "500", *flags)
+    extra = {"FTAGENT_CLAUDE": CLIENT, "OMP_NUM_THREADS": "2"}
+    done = ftagent(*arguments, directory=project, extra=extra, timeout_s=560)
     assert done.returncode == 0, done.stderr
     assert task.done(project, done.stdout), done.stdout

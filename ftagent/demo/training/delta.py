@@ -7,6 +7,9 @@ Knows no layer: `network` makes the inputs.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -81,10 +84,12 @@ def _read(reader: Tensor, scores: Tensor, u: Tensor, w: Tensor, after: Tensor) -
 
 def in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     """The same as `by_step`: within a chunk by a triangular solve, between chunks by `scan`."""
-    within, read = (_within, _read) if not q.is_cuda else (_within_compiled, _read_compiled)
+    within, read = _compiled() if q.is_cuda else (_within, _read)
     reader, scores, u, w, step, gain = within(q, k, v, g, beta)
     return read(reader, scores, u, w, scan(step, gain))[:, : q.shape[1]]
 
 
-_within_compiled = torch.compile(_within)
-_read_compiled = torch.compile(_read)
+@functools.cache
+def _compiled() -> tuple[Callable[..., tuple[Tensor, ...]], Callable[..., Tensor]]:
+    """The parts within chunks, fused; torch loads its compiler with this, so only where it pays."""
+    return torch.compile(_within), torch.compile(_read)

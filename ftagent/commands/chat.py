@@ -55,9 +55,7 @@ def command(
             return _answer(settings, combined_prompt(prompt, sys.stdin), as_json, resume, thinking)
         if as_json:
             raise ConfigError("--json needs -p: the chat screen has no JSON form")
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise ConfigError("chat needs a terminal, stdin or stdout is none; use -p TEXT for one answer")
-        return _screen(settings, resume)
+        return _screen(settings, resume, thinking)
 
 
 def _answer(settings: Settings, prompt: str, as_json: bool, resume: str | None, thinking: bool | None) -> int:
@@ -77,11 +75,12 @@ def _answer(settings: Settings, prompt: str, as_json: bool, resume: str | None, 
         )
 
 
-def _screen(settings: Settings, resume: str | None) -> int:
-    from ftagent.tui.chat import run_chat
+def _screen(settings: Settings, resume: str | None, thinking: bool | None) -> int:
+    from ftagent.tui.chat import need_terminal, run_chat
 
+    need_terminal()  # refused before a model is loaded for it
     store = SessionStore(default_directory())
-    resumed = store.resume(resume).id if resume else None  # refused before a model is loaded for it
+    resumed = store.resume(resume).id if resume else None  # this as well
     with open_engine(settings) as engine:
         log_to_file()
-        return run_chat(engine, store=store, resume=resumed)
+        return run_chat(engine, store=store, resume=resumed, thinking=thinking)

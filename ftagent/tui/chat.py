@@ -352,12 +352,13 @@ def run_chat(
     ConfigError when there is no terminal, or no such session. SIGTERM, SIGHUP and SIGINT end it with 128 +
     the signal's number, the terminal restored.
     """
-    _need_terminal()
+    need_terminal()
     session = store.create(engine.model.id) if resume is None else store.resume(resume or NEWEST)
     return asyncio.run(_run_until_signal(ChatApp(engine, store, session, thinking)))
 
 
-def _need_terminal() -> None:
+def need_terminal() -> None:
+    """Raise ConfigError where the screen cannot be drawn or the keys cannot be read."""
     hint = 'for one answer without a screen use `ftagent chat -p "..."`'
     # stderr too: that is where Textual draws.
     for name, stream in (("stdin", sys.stdin), ("stdout", sys.stdout), ("stderr", sys.stderr)):

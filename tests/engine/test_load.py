@@ -49,6 +49,14 @@ def test_an_unknown_family_lists_the_known(model: Oracle) -> None:
 def test_missing_directory_and_config(tmp_path: Path) -> None:
     assert "no such model directory" in refusal(tmp_path / "absent")
     assert "config.json: not found" in refusal(tmp_path)
+    (tmp_path / "config.json").mkdir()
+    assert "config.json: cannot be read" in refusal(tmp_path)
+
+
+def test_a_file_is_no_model_directory(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    assert "model.gguf: a file, not a model directory" in refusal(file)
 
 
 def test_missing_tensors_are_named(model: Oracle) -> None:
@@ -116,12 +124,32 @@ def test_a_text_config_inside_is_read(model: Oracle) -> None:
         (EngineOptions(experts="1.5"), "not a fraction"),
         (EngineOptions(ram="1KiB"), "GiB of memory"),
         (EngineOptions(ram="lots"), "'lots'"),
+        (EngineOptions(vram="1KiB"), "GiB of device memory (vram)"),
+        (EngineOptions(vram="lots"), "'lots'"),
     ],
 )
 def test_an_option_that_cannot_be_honoured_is_refused(
     model: Oracle, options: EngineOptions, words: str
 ) -> None:
     assert words in refusal(model.directory, options)
+
+
+def test_vram_takes_the_context_first_and_gives_the_rest_to_experts(model: Oracle) -> None:
+    """The bytes of dense weights and of one context are counted here from the tensors themselves."""
+    unbound = load_runner(model.directory, EngineOptions(context=640))
+    assert unbound.experts is not None
+    expert = unbound.experts.slot_bytes
+    routed = sum(p.numel() for name, p in model.model.named_parameters() if ".experts." in name)
+    matrices = sum(
+        p.numel() for name, p in model.model.named_parameters() if p.dim() > 1 and "conv1d" not in name
+    )
+    pages = 640 // unbound.kv.page_size
+    fixed = 4 * (matrices - routed) + pages * unbound.kv.page_bytes
+    bound = load_runner(model.directory, EngineOptions(context=640, vram=str(fixed + 5 * expert + 1)))
+    assert bound.experts is not None
+    assert (bound.kv.total, bound.experts.slots, bound.experts.mode) == (pages, 5, "hybrid")
+    words = refusal(model.directory, EngineOptions(context=640, vram=str(fixed + 5 * expert), experts="6"))
+    assert "device memory" in words
 
 
 def test_info_and_pools(model: Oracle) -> None:

@@ -142,11 +142,14 @@ def read_config(directory: Path) -> ConfigFile:
     """The text model's part of config.json: top level, or `text_config`. Raises LoadFailed."""
     path = directory / "config.json"
     if not directory.is_dir():
-        raise LoadFailed(f"{directory}: no such model directory")
+        wrong = "a file, not a model directory" if directory.exists() else "no such model directory"
+        raise LoadFailed(f"{directory}: {wrong}; give one with config.json and *.safetensors")
     try:
         parsed = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise LoadFailed(f"{path}: not found; {directory} is not a model directory") from None
+    except OSError as error:
+        raise LoadFailed(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise LoadFailed(f"{path}: not valid JSON ({error})") from error
     if not isinstance(parsed, dict):

@@ -149,34 +149,51 @@ def _check(config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torc
 def _make_plan(
     config: ModelConfig, stored: _StoredExperts, options: EngineOptions, dtype: torch.dtype, directory: Path
 ) -> _Plan:
-    """Pages, slots and mode. Raises LoadFailed with need and have when the model does not fit."""
+    """Pages, slots and mode: one full context first, the rest to experts.
+
+    Raises LoadFailed with need and have when the model does not fit. On the CPU, `vram` bounds what a device
+    would hold: dense weights, KV pages and expert slots.
+    """
     if options.context and options.context > config.context:
         raise ConfigError(f"context {options.context} is more than the {config.context} tokens of this model")
     context = options.context or min(config.context, DEFAULT_CONTEXT)
     page_bytes = _kv_shape(config).page_bytes(dtype)
-    context_pages = -(-context // PAGE_TOKENS)
-    pages = max(context_pages, min(context_pages * options.max_running, KV_BYTES // max(page_bytes, 1)))
+    pages = context_pages = -(-context // PAGE_TOKENS)
     weights = _expert_shape(config).weights()
     experts = len(stored.names) * config.experts
     bank_bytes = sum(config.experts * weights * layer.dtype.itemsize for layer in stored.formats)
-    dense_bytes = (parameters(config) - experts * weights) * dtype.itemsize
-    need = bank_bytes + dense_bytes + context_pages * page_bytes
-    have = _memory(options)
+    device_bytes = (parameters(config) - experts * weights) * dtype.itemsize + context_pages * page_bytes
     slot_bytes = weights * dtype.itemsize
-    slots = _slots(options, experts, slot_bytes, experts if stored.shared else (have - need) // slot_bytes)
+    have, vram = _size("ram", options.ram), _size("vram", options.vram)
+    if have is None:
+        have = psutil.virtual_memory().available * 9 // 10
+    need = bank_bytes + device_bytes
+    fitting = experts if stored.shared else (have - need) // slot_bytes
+    if vram is None:
+        spare = min(context_pages * options.max_running, KV_BYTES // max(page_bytes, 1))
+        pages = max(context_pages, spare)
+    else:
+        fitting = min(fitting, (vram - device_bytes) // slot_bytes)
+    slots = _slots(options, experts, slot_bytes, fitting)
+    if vram is not None and device_bytes + slots * slot_bytes > vram:
+        raise LoadFailed(_too_big(directory, "device memory (vram)", device_bytes + slots * slot_bytes, vram))
     need += 0 if stored.shared else slots * slot_bytes
     if need > have:
-        sizes = f"needs {need / 2**30:.2f} GiB of memory, {have / 2**30:.2f} GiB may be used"
-        raise LoadFailed(f"{directory}: {sizes}; ask for a shorter context or fewer experts in slots")
+        raise LoadFailed(_too_big(directory, "memory", need, have))
     return _Plan(config, context, dtype, pages, _mode(options.mode, slots, experts), slots)
 
 
-def _memory(options: EngineOptions) -> int:
-    """Bytes of memory that the model may take."""
+def _too_big(directory: Path, what: str, need: int, have: int) -> str:
+    sizes = f"needs {need / 2**30:.3f} GiB of {what}, {have / 2**30:.3f} GiB may be used"
+    return f"{directory}: {sizes}; ask for a shorter context or fewer experts in slots"
+
+
+def _size(name: str, text: str | None) -> int | None:
+    """Bytes of a size option; None when it was not given."""
     try:
-        return parse_size(options.ram) if options.ram else psutil.virtual_memory().available * 9 // 10
+        return parse_size(text) if text else None
     except ValueError as error:
-        raise ConfigError(f"ram: {error}") from error
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _slots(options: EngineOptions, experts: int, slot_bytes: int, fitting: int) -> int:

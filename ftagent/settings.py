@@ -82,6 +82,8 @@ class Settings(BaseModel):
     """Seed of sampling for requests that bring none."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads for the engine. Unset: the engine chooses."""
+    vram: Size | None = None
+    """Device memory the engine may use, like 24GiB. On the CPU it bounds what a device would hold."""
     ram: Size | None = None
     """Host memory the engine may use, like 64GiB. Unset: what is free."""
     max_running: Annotated[int, Field(ge=1)] = 8

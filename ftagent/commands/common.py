@@ -36,6 +36,7 @@ ENGINE_FLAGS = {
     "context": "TOKENS",
     "experts": "N|SIZE|FRACTION",
     "mode": "auto|fused|offload|cpu|hybrid",
+    "vram": "SIZE",
     "ram": "SIZE",
     "threads": "N",
     "seed": "N",
@@ -114,6 +115,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         chunk_tokens=settings.chunk_tokens,
+        vram=None if settings.vram is None else str(settings.vram),
         ram=None if settings.ram is None else str(settings.ram),
         constrain_tools=settings.constrain_tools,
     )

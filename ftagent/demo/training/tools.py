@@ -12,63 +12,73 @@ from typing import Any, Literal
 
 from ftagent.conversation import ToolCall, ToolSpec
 from ftagent.demo.training import corpus
+from ftagent.demo.training.ways import ways
 
 Ability = Literal["write", "read", "run", "edit", "list"]
 
-# Names and parameter spellings seen in the field (interface facts), per ability.
+# Names, parameters and descriptions as agents spell them, per ability.
 _NAMES: Mapping[Ability, tuple[str, ...]] = {
-    "write": (
-        "Write",
-        "write",
-        "write_file",
-        "create_file",
-        "WriteFile",
-        "save_file",
-        "file_write",
-        "write_to_file",
+    "write": ways("Write|write|write_file|create_file|WriteFile|save_file|file_write|write_to_file"),
+    "read": ways("Read|read|read_file|ReadFile|view_file|open_file|file_read|cat_file"),
+    "run": ways("Bash|bash|shell|run_command|exec_command|run_shell_command|execute|terminal"),
+    "edit": ways("Edit|edit|str_replace|edit_file|replace|replace_in_file|EditFile"),
+    "list": ways("LS|ls|list|list_directory|list_dir|list_files|ListFiles"),
+}
+_PARAMETERS: Mapping[Ability, tuple[str, ...]] = {
+    "write": ("path", "content"),
+    "read": ("path",),
+    "run": ("command",),
+    "edit": ("path", "old", "new"),
+    "list": ("folder",),
+}
+_ABOUT: Mapping[Ability, tuple[str, ...]] = {
+    "write": ways(
+        """
+        Writes a file to the local filesystem. | Create a file with the given content. | Write content
+        to a file, replacing it.
+        """
     ),
-    "read": ("Read", "read", "read_file", "ReadFile", "view_file", "open_file", "file_read", "cat_file"),
-    "run": (
-        "Bash",
-        "bash",
-        "shell",
-        "run_command",
-        "exec_command",
-        "run_shell_command",
-        "execute",
-        "terminal",
+    "read": ways(
+        """
+        Reads a file from the local filesystem. | Read the contents of a file. | Returns the text of a
+        file.
+        """
     ),
-    "edit": ("Edit", "edit", "str_replace", "edit_file", "replace", "replace_in_file", "EditFile"),
-    "list": ("LS", "ls", "list", "list_directory", "list_dir", "list_files", "ListFiles"),
+    "run": ways(
+        """
+        Executes a shell command and returns its output. | Run a command in the terminal. | Runs a bash
+        command.
+        """
+    ),
+    "edit": ways(
+        """
+        Performs exact string replacement in a file. | Replace text in a file. | Edit a file by
+        replacing one string with another.
+        """
+    ),
+    "list": ways("Lists files and directories. | List the entries of a directory."),
 }
 _PATH = ("file_path", "path", "filePath", "filename", "file")
 _CONTENT = ("content", "text", "contents", "data", "file_text")
 _COMMAND = ("command", "cmd", "script", "command_line")
 _OLD_NEW = (
-    ("old_string", "new_string"),
-    ("oldText", "newText"),
-    ("old_str", "new_str"),
-    ("oldString", "newString"),
-    ("old", "new"),
+    *(("old_string", "new_string"), ("oldText", "newText"), ("old_str", "new_str")),
+    *(("oldString", "newString"), ("old", "new")),
 )
 _FOLDER = ("path", "directory", "dir_path", "folder")
-_VERBS = (
-    "Schedule",
-    "Search",
-    "Report",
-    "Open",
-    "Fetch",
-    "Plan",
-    "Notify",
-    "Track",
-    "Query",
-    "Sync",
-    "Agent",
-    "Skill",
-    "Workflow",
-    "Task",
-    "Todo",
-    "Web",
+_CLAUDE_CODE = {
+    "path": "file_path",
+    "content": "content",
+    "command": "command",
+    "old": "old_string",
+    "new": "new_string",
+}
+_OPTIONAL = ways("timeout|offset|limit|description|replace_all|workdir|pages|background")
+_VERBS = ways(
+    """
+    Schedule | Search | Report | Open | Fetch | Plan | Notify | Track | Query | Sync | Agent | Skill |
+    Workflow | Task | Todo | Web
+    """
 )
 _TYPES = ("string", "integer", "boolean", "number", "array", "object")
 
@@ -78,7 +88,7 @@ class Toolbox:
     """How this tool list spells each ability; an absent ability is None."""
 
     names: Mapping[Ability, str]
-    keys: Mapping[str, str]  # "path", "content", "command", "old", "new", "folder", "note"
+    keys: Mapping[str, str]  # "path", "content", "command", "old", "new", "folder"
 
     def has(self, ability: Ability) -> bool:
         return ability in self.names
@@ -98,30 +108,7 @@ def _words(rng: random.Random, low: int, high: int) -> str:
 
 def description(rng: random.Random, ability: Ability | None, verbose: float) -> str:
     """A tool description: a sentence on the ability, then up to several unrelated ones."""
-    about = {
-        "write": (
-            "Writes a file to the local filesystem.",
-            "Create a file with the given content.",
-            "Write content to a file, replacing it.",
-        ),
-        "read": (
-            "Reads a file from the local filesystem.",
-            "Read the contents of a file.",
-            "Returns the text of a file.",
-        ),
-        "run": (
-            "Executes a shell command and returns its output.",
-            "Run a command in the terminal.",
-            "Runs a bash command.",
-        ),
-        "edit": (
-            "Performs exact string replacement in a file.",
-            "Replace text in a file.",
-            "Edit a file by replacing one string with another.",
-        ),
-        "list": ("Lists files and directories.", "List the entries of a directory."),
-    }
-    parts = [rng.choice(about[ability])] if ability else []
+    parts = [rng.choice(_ABOUT[ability])] if ability else []
     parts += [
         rng.choice(corpus.sentences()) if rng.random() < 0.8 else distraction(rng)
         for _ in range(int(rng.expovariate(1.0) * 6 * verbose))
@@ -182,22 +169,13 @@ def irrelevant_tool(rng: random.Random, verbose: float) -> ToolSpec:
 
 
 def _ability_tool(rng: random.Random, ability: Ability, keys: Mapping[str, str], verbose: float) -> ToolSpec:
-    wanted = {
-        "write": ("path", "content"),
-        "read": ("path",),
-        "run": ("command",),
-        "edit": ("path", "old", "new"),
-        "list": ("folder",),
-    }[ability]
+    wanted = _PARAMETERS[ability]
     properties = {keys[key]: _parameter(rng, "string", verbose) for key in wanted}
     for value in properties.values():
         value.pop("enum", None)
     for _ in range(rng.choice((0, 0, 1, 2, 3))):
-        properties[
-            rng.choice(
-                ("timeout", "offset", "limit", "description", "replace_all", "workdir", "pages", "background")
-            )
-        ] = _parameter(rng, rng.choice(("integer", "boolean", "string")), verbose)
+        value = _parameter(rng, rng.choice(("integer", "boolean", "string")), verbose)
+        properties[rng.choice(_OPTIONAL)] = value
     if rng.random() < 0.15:
         properties = dict(rng.sample(list(properties.items()), len(properties)))
     return ToolSpec(
@@ -205,31 +183,28 @@ def _ability_tool(rng: random.Random, ability: Ability, keys: Mapping[str, str],
     )
 
 
+def _keys(rng: random.Random) -> tuple[dict[str, str], int]:
+    """How parameters are spelled, and the number of the style in which most tools are."""
+    path = rng.choice(_PATH)
+    old, new = rng.choice(_OLD_NEW)
+    content, command, folder = rng.choice(_CONTENT), rng.choice(_COMMAND), rng.choice(_FOLDER)
+    keys = {"path": path, "content": content, "command": command, "old": old, "new": new, "folder": folder}
+    style = rng.randrange(8) if rng.random() < 0.4 else 0
+    return (keys | _CLAUDE_CODE if rng.random() < 0.3 else keys), style
+
+
+def _name(rng: random.Random, ability: Ability, style: int) -> str:
+    names = _NAMES[ability]
+    return names[style % len(names)] if rng.random() < 0.7 else rng.choice(names)
+
+
 def toolbox(rng: random.Random, verbose: float, irrelevant: int) -> tuple[tuple[ToolSpec, ...], Toolbox]:
     """A tool list with up to five abilities and `irrelevant` other tools, in some order.
 
     `verbose` 0..1 sets how long descriptions are. Most lists spell their names in one style, Claude Code's
-    most often.
+    most often. Every list can write files, by a tool or by the shell.
     """
-    path = rng.choice(_PATH)
-    old, new = rng.choice(_OLD_NEW)
-    keys = {
-        "path": path,
-        "content": rng.choice(_CONTENT),
-        "command": rng.choice(_COMMAND),
-        "old": old,
-        "new": new,
-        "folder": rng.choice(_FOLDER),
-    }
-    style = rng.randrange(8) if rng.random() < 0.4 else 0
-    if rng.random() < 0.3:
-        keys |= {
-            "path": "file_path",
-            "content": "content",
-            "command": "command",
-            "old": "old_string",
-            "new": "new_string",
-        }
+    keys, style = _keys(rng)
     have: list[Ability] = [
         ability for ability in _NAMES if rng.random() < (0.55 if ability == "list" else 0.93)
     ]
@@ -237,12 +212,7 @@ def toolbox(rng: random.Random, verbose: float, irrelevant: int) -> tuple[tuple[
         have = ["run"]
     if not ({"write", "run"} & set(have)):
         have.append("run")
-    names = {
-        ability: _NAMES[ability][style % len(_NAMES[ability])]
-        if rng.random() < 0.7
-        else rng.choice(_NAMES[ability])
-        for ability in have
-    }
+    names = {ability: _name(rng, ability, style) for ability in have}
     specs = []
     for ability in have:
         spec = _ability_tool(rng, ability, keys, verbose)

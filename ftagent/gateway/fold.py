@@ -6,6 +6,7 @@ protocol and no HTTP.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -45,9 +46,12 @@ class ReplyBlock:
     def arguments(self) -> dict[str, Any]:
         """The arguments as an object; of a call that was cut off, the members that are complete."""
         try:
-            value = from_json(self.text, allow_partial=True)
-        except ValueError:
-            return {}
+            value = json.loads(self.text)  # takes deeper nesting than from_json
+        except (ValueError, RecursionError):
+            try:
+                value = from_json(self.text, allow_partial=True)
+            except ValueError:
+                return {}
         return value if isinstance(value, dict) else {}
 
 

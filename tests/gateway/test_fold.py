@@ -55,6 +55,10 @@ def test_parts_open_and_close_one_block_at_a_time() -> None:
     assert names == ["Opened 0", "Grew 0", "Closed 0", "Opened 1", "Grew 1", "Closed 1"]
 
 
+def nested(depth: int) -> list[object]:
+    return [nested(depth - 1)] if depth > 1 else []
+
+
 def test_a_call_that_was_cut_is_not_completed() -> None:
     fold = folded(ToolCallStart(0, "x", "f"), done("length"))
     assert shape(fold) == [("tool", "")]
@@ -67,6 +71,7 @@ def test_a_call_that_was_cut_is_not_completed() -> None:
         ('{"a": 1, "b": "two"}', {"a": 1, "b": "two"}),
         ('{"a": [1, 2], "b": "tw', {"a": [1, 2]}),
         ('{"a": {"c": null}', {"a": {"c": None}}),
+        ('{"a": ' + "[" * 300 + "]" * 300 + ', "b": 1}', {"a": nested(300), "b": 1}),
         ("[1]", {}),
         ("no json", {}),
         ("", {}),

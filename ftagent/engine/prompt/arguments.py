@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ _IMPLIED = (
 )
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ def _choose(text: str, choices: tuple[Any, ...]) -> str | None:
     value = parse_json({"True": "true", "False": "false", "None": "null"}.get(stripped, stripped))
     for choice in choices:
         if kind_of(choice) == kind_of(value) and choice == value:
-            return json.dumps(choice, ensure_ascii=False) if stripped[:1] in '"TFN' else stripped
+            return dump_json(choice) if stripped[:1] in '"TFN' else stripped
     return None
 
 
@@ -238,7 +240,7 @@ def _as_kind(text: str, kind: str) -> str | None:
     if kind == "boolean":
         return text.lower() if text.lower() in ("true", "false") else None
     if kind == "number":
-        return text if _NUMBER.fullmatch(text) else None
+        return text if _NUMBER.fullmatch(text) and parse_json(text) is not ... else None
     if kind == "integer":
         return _integer(text)
     if kind in ("array", "object"):
@@ -248,7 +250,7 @@ def _as_kind(text: str, kind: str) -> str | None:
 
 def _integer(text: str) -> str | None:
     if _INTEGER.fullmatch(text):
-        return text
+        return text if parse_json(text) is not ... else None
     if not _NUMBER.fullmatch(text):
         return None
     value = float(text)
@@ -258,19 +260,23 @@ def _integer(text: str) -> str | None:
 def _container(text: str, python: type) -> str | None:
     if text[:1] not in ("[", "{"):
         return None
-    if isinstance(parse_json(text), python):
-        return text
+    value = parse_json(text)
+    if isinstance(value, python):
+        return strict_text(text, value)
     try:
         value = ast.literal_eval(text)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False) if isinstance(value, python) else None
+        return dump_json(value) if isinstance(value, python) else None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 
 def parse_json(text: str) -> Any:
-    """The parsed value, or an Ellipsis (no JSON value) when `text` is not strict JSON."""
+    """The parsed value, or an Ellipsis (no JSON value) when `text` is not strict JSON.
+
+    Numbers that common readers cannot hold (1e400, thousands of digits) do not count as JSON either.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return ...
 
@@ -279,23 +285,39 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def strict_text(text: str, value: Any) -> str:
+    """The JSON `text` of `value`; spelled anew when it names half a surrogate pair, which is no text."""
+    strict = dump_json(value) if "\\u" in text else ""
+    return strict if "\ufffd" in strict else text
+
+
+def dump_json(value: Any) -> str:
+    """JSON text in which U+FFFD stands for each lone surrogate. Raises ValueError for NaN and infinities."""
+    return _SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
 def quote(text: str) -> str:
     """A JSON string. Joining the insides of quoted pieces quotes the joined text."""
-    return json.dumps(text, ensure_ascii=False)
+    return dump_json(text)
 
 
 class ValueWriter:
     """Turns the text of one parameter, as it comes, into pieces of its JSON value.
 
-    Exactly one newline is dropped at each end; nothing else is touched. Pieces come early when the value
-    can only be a string, else all at `close`.
+    Exactly one newline is dropped at each end (CR LF where the value begins with that); nothing else is
+    touched. Pieces come early when the value can only be a string, else all at `close`.
     """
 
     def __init__(self, value_type: ValueType) -> None:
         self._type = value_type
         self._waiting = ""  # text that may not be sent yet: the type is undecided, or a last newline
         self._streaming = False
-        self._first = True  # no character seen yet
+        self._newline = ""  # of this value's layout; empty until its beginning is seen
         self._last = "\n"
 
     @property
@@ -306,10 +328,12 @@ class ValueWriter:
         if not text:
             return ""
         self._last = text[-1]
-        if self._first:
-            text = text.removeprefix("\n")
-            self._first = False
         self._waiting += text
+        if not self._newline:
+            if self._waiting == "\r":
+                return ""
+            self._newline = "\r\n" if self._waiting.startswith("\r\n") else "\n"
+            self._waiting = self._waiting.removeprefix(self._newline)
         piece = ""
         if not self._streaming and self._decided():
             self._streaming = True
@@ -317,12 +341,15 @@ class ValueWriter:
         if not self._streaming:
             return ""
         ready = self._waiting.removesuffix("\n")
+        if self._newline == "\r\n":
+            ready = ready.removesuffix("\r")
         self._waiting = self._waiting[len(ready) :]
         return piece + quote(ready)[1:-1]
 
     def close(self) -> str:
         """The rest of the value."""
-        rest = self._waiting.removesuffix("\n")
+        newline = self._newline if self._waiting.endswith(self._newline) else "\n"
+        rest = self._waiting.removesuffix(newline)
         return quote(rest)[1:] if self._streaming else coerce(rest, self._type)
 
     def _decided(self) -> bool:

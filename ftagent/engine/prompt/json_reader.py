@@ -1,8 +1,8 @@
 """One JSON object read as it comes, passed on as valid JSON whatever the model wrote.
 
-Small models write raw line breaks in strings, Python's True and None, single quotes, or forget a comma or a
-brace. `ObjectReader` mends these on the way, so that the pieces it gives always join to valid JSON.
-Knows no markers, no tools and no events.
+Small models write raw line breaks in strings, Python's True and None, single quotes, half a surrogate pair,
+or forget a comma or a brace. `ObjectReader` mends these on the way, so that the pieces it gives always join
+to valid JSON. Knows no markers, no tools and no events.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ _ESCAPED = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _SPACE = " \t\r\n"
+_HIGH = frozenset("\\ud" + digit for digit in "89ab")  # how the escaped halves of a surrogate pair begin
+_LOW = frozenset("\\ud" + digit for digit in "cdef")
+_REPLACEMENT = "\\ufffd"
 
 
 class Piece(NamedTuple):
@@ -35,6 +38,7 @@ class ObjectReader:
         self._key: str | None = None
         self._quote = ""  # the delimiter of the open string
         self._escape = ""  # an escape sequence that is not complete yet
+        self._high = ""  # the escaped first half of a surrogate pair, until its second half comes
         self._word = ""  # an unquoted word
         self._token = ""  # the open string or word when it is a key of the outermost object
         self._pieces: list[Piece] = []
@@ -165,6 +169,7 @@ class ObjectReader:
             self._escape = "\\"
         elif char == self._quote:
             self._quote = ""
+            self._in_text("")
             self._put('"')
             key = parse_json(f'"{self._token}"')
             self._end_token(key if isinstance(key, str) else self._token)
@@ -190,6 +195,18 @@ class ObjectReader:
             self._in_text("\\\\" + quote(char)[1:-1])
 
     def _in_text(self, text: str) -> None:
+        """Put what one character or escape gives, U+FFFD for half a pair; "" is the end of the string."""
+        kind = text[:4].lower()
+        high, self._high = self._high, ""
+        if kind in _LOW:
+            text = high + text if high else _REPLACEMENT
+        elif high:
+            text = _REPLACEMENT + text
+        if kind in _HIGH:
+            self._high = text[-6:]
+            text = text[:-6]
+        if not text:
+            return
         self._put(text)
         if self._expect == "key" and self.depth == 1:
             self._token += text

@@ -5,12 +5,19 @@ Knows the tools' schemas and the events; knows no markers and no buffer.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 
 from ftagent.conversation import ToolSpec
-from ftagent.engine.prompt.arguments import ToolSchema, ValueType, ValueWriter, parse_json, quote
+from ftagent.engine.prompt.arguments import (
+    ToolSchema,
+    ValueType,
+    ValueWriter,
+    dump_json,
+    parse_json,
+    quote,
+    strict_text,
+)
 from ftagent.engine.prompt.forms import Action, FormTable
 from ftagent.engine.prompt.json_reader import ObjectReader, Piece
 from ftagent.events import Event, ToolCallDelta, ToolCallEnd, ToolCallStart
@@ -174,6 +181,6 @@ def _as_object(key: str, text: str) -> str:
     if isinstance(value, str):
         inner = parse_json(value)
         if isinstance(inner, dict):
-            return value
+            return strict_text(value, inner)
         value = inner if inner is None else value
-    return "{}" if value in (None, "") else json.dumps({key: value}, ensure_ascii=False)
+    return "{}" if value in (None, "") else dump_json({key: value})

@@ -62,6 +62,13 @@ def test_types_are_found_through_every_wrapping(wrap: str) -> None:
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "number"}, "Infinity", "Infinity"),
         ({"type": "number"}, ".5", ".5"),
+        ({"type": "number"}, "1e400", "1e400"),
+        ({"type": "integer"}, "9" * 5000, "9" * 5000),
+        ({"type": "integer"}, "9" * 400, int("9" * 400)),
+        ({"type": "array"}, "[1e400]", "[1e400]"),
+        ({"type": "array"}, r'["\ud83d", "\ud83d\ude00"]', ["\ufffd", "😀"]),
+        ({"type": "array"}, r"['\ud83d']", ["\ufffd"]),
+        ({"type": "integer"}, r'"\ud83d"', "\ufffd"),
         ({"type": "boolean"}, "true", True),
         ({"type": "boolean"}, "False", False),
         ({"type": "boolean"}, "yes", "yes"),
@@ -113,6 +120,29 @@ def test_values(schema: Any, text: str, expected: Any) -> None:
     found = value(schema, text)
     assert found == expected
     assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize("kind", ["string", "array", "integer"])
+@pytest.mark.parametrize(
+    ("text", "inner"),
+    [
+        ("\r\n[1]\r\n", "[1]"),
+        ("\r\n\r\n1\r\n\r\n", "\r\n1\r\n"),
+        ("\r\n5\n", "5"),
+        ("\r\n5\r", "5\r"),
+        ("\n5\r\n", "5\r"),
+        ("\r5\n", "\r5"),
+        ("\r\n", ""),
+        ("\r", "\r"),
+        ("\r\n\r\n", ""),
+    ],
+)
+def test_one_line_break_of_the_values_own_layout_is_dropped(kind: str, text: str, inner: str) -> None:
+    """CR LF is one line break where the value begins with it; else CR is a character of the value."""
+    for pieces in ([text], list(text)):
+        writer = ValueWriter(ValueType((kind,)))
+        joined = "".join(writer.write(piece) for piece in pieces) + writer.close()
+        assert joined == coerce(inner, ValueType((kind,)))
 
 
 def test_endless_references_are_untyped() -> None:

@@ -1,4 +1,4 @@
-"""JSON objects read as they come. Oracle: the standard library's json."""
+"""JSON objects read as they come. Oracles: the standard library's json, and pydantic's for strictness."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from ftagent.engine.prompt.json_reader import ObjectReader
 
@@ -81,6 +82,25 @@ def test_anything_becomes_valid_json(text: str) -> None:
 )
 def test_mending(text: str, value: dict[str, Any]) -> None:
     assert json.loads(read(text)[0]) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'{"a": "\ud83d\ude00"}', {"a": "😀"}),
+        (r'{"a": "x\uD83Dy"}', {"a": "x\ufffdy"}),
+        (r'{"a": "\ud83d"}', {"a": "\ufffd"}),
+        (r'{"a": "\ude00\ud83d"}', {"a": "\ufffd\ufffd"}),
+        (r'{"a": "\ud83d\ud83d\ude00"}', {"a": "\ufffd😀"}),
+        (r'{"a": "\ud83d\n"}', {"a": "\ufffd\n"}),
+        (r'{"a": "\\ud83d"}', {"a": r"\ud83d"}),
+        (r'{"\ud83d": 1, "b": ["\ude00"]}', {"\ufffd": 1, "b": ["\ufffd"]}),
+        ('{"a": 1e400, "b": ' + "9" * 5000 + "}", {"a": "1e400", "b": "9" * 5000}),
+    ],
+)
+def test_strict_readers_can_read_it(text: str, expected: dict[str, Any]) -> None:
+    """Half a surrogate pair and endless numbers are JSON to lenient readers only."""
+    assert from_json(read(text)[0]) == expected
 
 
 def test_members_are_told_apart() -> None:

@@ -81,6 +81,8 @@ def fill_bank(checkpoint: Checkpoint, names: ExpertNames, bank: ExpertBank) -> N
             for part, grid in enumerate(scales[:-1]):
                 row.gate_up_scales[part].copy_(grid)
             row.down_scales.copy_(scales[-1])
+        for name in names.matrices(expert):
+            checkpoint.forget(name, *((expert, bank.experts) if names.stacked else (0, 1)))
 
 
 def _read(

@@ -20,6 +20,7 @@ import torch
 from ftagent.errors import LoadFailed
 
 INDEX_NAME = "model.safetensors.index.json"
+FAULT_AROUND_BYTES = 2**21  # touching a page maps its neighbours too: at most the huge page around it
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -77,6 +78,19 @@ class Checkpoint:
         if entry.begin % dtype.itemsize:  # legal in the format, but not a valid address for this dtype
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
+
+    def forget(self, name: str, part: int = 0, parts: int = 1) -> None:
+        """Give back the memory in which `part` of `parts` equal parts of a tensor was read.
+
+        Pages of a mapping count for the process as long as they stay mapped: without this a model would need
+        its size twice while it is loaded. A tensor that is touched again is read from the file again.
+        """
+        entry = self.entries[name]
+        size = (entry.end - entry.begin) // parts
+        begin = max(entry.begin + part * size - FAULT_AROUND_BYTES, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+        if size and entry.file in self._maps:
+            length = entry.begin + (part + 1) * size - begin
+            self._maps[entry.file].madvise(mmap.MADV_DONTNEED, begin, length)
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:

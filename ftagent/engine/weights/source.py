@@ -154,7 +154,9 @@ class Reader:
         scales = self._checkpoint.tensor(scale_name(name)) if stored.dtype == FP8 else None
         plain = dequantise(stored, scales, dtype)
         # A tensor that needed no conversion still lies in the file's mapping.
-        return plain.clone() if plain.data_ptr() == stored.data_ptr() else plain.to(self._device)
+        own = plain.clone() if plain.data_ptr() == stored.data_ptr() else plain.to(self._device)
+        self._checkpoint.forget(name)
+        return own
 
 
 def _head_name(checkpoint: Checkpoint) -> str:

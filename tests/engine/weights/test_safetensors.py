@@ -57,6 +57,17 @@ def test_reads_what_the_reference_wrote(single: Path) -> None:
         assert torch.equal(found, tensor)
 
 
+@pytest.mark.parametrize(("part", "parts"), [(0, 1), (0, 3), (2, 3)])
+def test_a_forgotten_tensor_is_read_again(single: Path, part: int, parts: int) -> None:
+    checkpoint = open_checkpoint(single)
+    checkpoint.forget("a")  # nothing was read yet
+    kept = checkpoint.tensor("a")
+    for name, tensor in TENSORS.items():
+        checkpoint.forget(name, part, parts)
+        assert torch.equal(checkpoint.tensor(name), tensor)
+    assert torch.equal(kept, TENSORS["a"])
+
+
 def test_reads_tensors_at_odd_addresses(tmp_path: Path) -> None:
     header = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode() + b" "
     header += b" " * (1 - len(header) % 2)  # an odd length

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ftagent.engine.api import GenerateRequest
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.engine import LocalEngine
 from ftagent.engine.options import EngineOptions
@@ -21,6 +23,7 @@ from ftagent.engine.prompt.parsers import detect_form
 from ftagent.engine.prompt.template import ChatTemplate
 from ftagent.engine.prompt.tokenizer import Tokenizer
 from ftagent.engine.sampling import SamplingDefaults
+from ftagent.engine.task import Outbox, Task
 from tests.support.toy import ToyRunner
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -67,13 +70,26 @@ class SayingRunner(ToyRunner):
         return logits
 
 
+class RecordingPreparer(Preparer):
+    """Keeps the prompt of every accepted request, as token ids,."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.prompts: list[list[int]] = []
+
+    def task(self, request: GenerateRequest, outbox: Outbox) -> Task:
+        task = super().task(request, outbox)
+        self.prompts.append(list(task.job.tokens))
+        return task
+
+
 class SayingEngine(LocalEngine):
-    """`say` sets the next reply. `runner.steps` holds the chunks that the model has seen."""
+    """`say` sets the next reply; `prompts` are those that the model was given, as token ids."""
 
     def __init__(self, source: str, context: int = 16384) -> None:
         self.runner = SayingRunner(context)
         self.tokenizer = byte_tokenizer()
-        preparer = Preparer(
+        preparer = RecordingPreparer(
             self.runner.info,
             self.tokenizer,
             ChatTemplate(source, self.tokenizer),
@@ -82,7 +98,13 @@ class SayingEngine(LocalEngine):
             constrain="required",
             seed=0,
         )
+        self.prompts = preparer.prompts
+        self.template_source = source
         super().__init__(self.runner, preparer, EngineOptions())
+
+    def prompt_text(self) -> str:
+        """The newest prompt."""
+        return self.tokenizer.decode(self.prompts[-1])
 
     def say(self, reply: str | Sequence[int]) -> None:
         """The next reply: text whose markers are tokens and that ends by itself, or exact ids."""

@@ -1,0 +1,182 @@
+"""The same question in both protocols, streamed and not, and their answers in one shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import httpx
+
+from ftagent.conversation import ToolSpec
+from ftagent.gateway.server import start_gateway
+from tests.engine.prompt.replies import TOOLS
+from tests.support.saying_engine import SayingEngine, saying_engine
+
+Protocol = Literal["chat", "messages"]
+WAYS: tuple[tuple[Protocol, bool], ...] = (
+    ("chat", False),
+    ("chat", True),
+    ("messages", False),
+    ("messages", True),
+)
+QUESTION = [{"role": "user", "content": "go"}]
+_FINISH = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "stop_sequence": "stop"}
+
+
+class Answer(NamedTuple):
+    """`calls` are names and parsed arguments. `finish` is in the words of chat completions."""
+
+    thinking: str
+    content: str
+    calls: tuple[tuple[str, Any], ...]
+    finish: str
+    ids: tuple[str, ...] = ()
+    usage: Any = None
+
+    @property
+    def said(self) -> Answer:
+        return self._replace(ids=(), usage=None)
+
+
+class Asker:
+    """Asks one gateway; `engine` is the model behind it."""
+
+    def __init__(self, engine: SayingEngine, client: httpx.Client) -> None:
+        self.engine = engine
+        self._client = client
+
+    def post(
+        self,
+        protocol: Protocol,
+        messages: Sequence[Any] = QUESTION,
+        tools: Sequence[ToolSpec | dict[str, Any]] = TOOLS,
+        **fields: Any,
+    ) -> httpx.Response:
+        """`tools` that are no ToolSpec are sent as they are."""
+        body: dict[str, Any] = {"model": "m", "max_tokens": 9000, "messages": messages, **fields}
+        if tools:
+            body["tools"] = [_tool(protocol, tool) for tool in tools]
+        path = "/v1/chat/completions" if protocol == "chat" else "/v1/messages"
+        return self._client.post(path, json=body)
+
+    def count(self, messages: Sequence[Any]) -> int:
+        """What the count endpoint says."""
+        reply = self._client.post("/v1/messages/count_tokens", json={"model": "m", "messages": messages})
+        assert reply.status_code == 200, reply.text
+        found: int = reply.json()["input_tokens"]
+        return found
+
+    def ask(self, protocol: Protocol, stream: bool, **fields: Any) -> Answer:
+        if protocol == "chat" and stream:
+            fields = {**fields, "stream_options": {"include_usage": True}}
+        reply = self.post(protocol, stream=stream, **fields)
+        assert reply.status_code == 200, reply.text
+        if protocol == "chat":
+            return _chat_stream(reply.text) if stream else _chat(reply.json())
+        return _messages_stream(reply.text) if stream else _messages(reply.json())
+
+    def everywhere(self, reply: str | Sequence[int], **fields: Any) -> Answer:
+        """The one answer that all protocols give, streamed and not."""
+        answers = []
+        for protocol, stream in WAYS:
+            self.engine.say(reply)
+            answers.append(self.ask(protocol, stream, **fields).said)
+        assert answers[1:] == answers[:-1]
+        return answers[0]
+
+
+@contextmanager
+def asking(template: str, context: int = 16384) -> Iterator[Asker]:
+    headers = {"authorization": "Bearer token"}
+    with (
+        saying_engine(template, context) as engine,
+        start_gateway(engine, token="token") as gateway,
+        httpx.Client(base_url=gateway.url, headers=headers, timeout=30) as client,
+    ):
+        yield Asker(engine, client)
+
+
+def _tool(protocol: Protocol, tool: ToolSpec | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(tool, dict):
+        return tool
+    if protocol == "messages":
+        return {"name": tool.name, "input_schema": tool.parameters}
+    return {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
+
+
+def _events(text: str) -> Iterator[Any]:
+    for line in text.split("\n"):
+        if line.startswith("data: ") and line != "data: [DONE]":
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            yield event
+
+
+def _chat(body: Any) -> Answer:
+    choice = body["choices"][0]
+    message = choice["message"]
+    calls = message.get("tool_calls") or []
+    return Answer(
+        message.get("reasoning_content") or "",
+        message.get("content") or "",
+        tuple((call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls),
+        choice["finish_reason"],
+        tuple(call["id"] for call in calls),
+        body["usage"],
+    )
+
+
+def _chat_stream(text: str) -> Answer:
+    thinking = content = finish = ""
+    calls: list[list[str]] = []
+    usage = None
+    for event in _events(text):
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            thinking += delta.get("reasoning_content") or ""
+            content += delta.get("content") or ""
+            finish = choice["finish_reason"] or finish
+            for call in delta.get("tool_calls") or []:
+                assert len(calls) - 1 <= call["index"] <= len(calls)
+                if call["index"] == len(calls):
+                    calls.append([call["id"], call["function"]["name"], ""])
+                calls[-1][2] += call["function"].get("arguments") or ""
+    parsed = tuple((name, json.loads(arguments)) for _, name, arguments in calls)
+    return Answer(thinking, content, parsed, finish, tuple(call[0] for call in calls), usage)
+
+
+def _messages(body: Any) -> Answer:
+    blocks = body["content"]
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    return Answer(
+        "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        tuple((call["name"], call["input"]) for call in calls),
+        _FINISH[body["stop_reason"]],
+        tuple(call["id"] for call in calls),
+        body["usage"],
+    )
+
+
+def _messages_stream(text: str) -> Answer:
+    thinking = content = finish = ""
+    calls: list[list[str]] = []
+    usage = None
+    for event in _events(text):
+        match event["type"]:
+            case "content_block_start" if event["content_block"]["type"] == "tool_use":
+                calls.append([event["content_block"]["id"], event["content_block"]["name"], ""])
+            case "content_block_delta":
+                delta = event["delta"]
+                thinking += delta.get("thinking", "")
+                content += delta.get("text", "")
+                if delta["type"] == "input_json_delta":
+                    calls[-1][2] += delta["partial_json"]
+            case "message_delta":
+                finish, usage = _FINISH[event["delta"]["stop_reason"]], event["usage"]
+    # A block without input deltas keeps the empty object it began with.
+    parsed = tuple((name, json.loads(arguments or "{}")) for _, name, arguments in calls)
+    return Answer(thinking, content, parsed, finish, tuple(call[0] for call in calls), usage)

@@ -21,6 +21,7 @@ WAYS: tuple[tuple[Protocol, bool], ...] = (
     ("messages", False),
     ("messages", True),
 )
+PATHS: dict[Protocol, str] = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
 QUESTION = [{"role": "user", "content": "go"}]
 _FINISH = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "stop_sequence": "stop"}
 
@@ -52,14 +53,24 @@ class Asker:
         protocol: Protocol,
         messages: Sequence[Any] = QUESTION,
         tools: Sequence[ToolSpec | dict[str, Any]] = TOOLS,
+        timeout_s: float = 30,
         **fields: Any,
     ) -> httpx.Response:
         """`tools` that are no ToolSpec are sent as they are."""
         body: dict[str, Any] = {"model": "m", "max_tokens": 9000, "messages": messages, **fields}
         if tools:
             body["tools"] = [_tool(protocol, tool) for tool in tools]
-        path = "/v1/chat/completions" if protocol == "chat" else "/v1/messages"
-        return self._client.post(path, json=body)
+        return self._client.post(PATHS[protocol], json=body, timeout=timeout_s)
+
+    @contextmanager
+    def stream(self, protocol: Protocol) -> Iterator[httpx.Response]:
+        """A streamed reply whose body the caller reads; leaving closes the connection."""
+        body = {"model": "m", "max_tokens": 9000, "messages": QUESTION, "stream": True}
+        with self._client.stream("POST", PATHS[protocol], json=body) as reply:
+            yield reply
+
+    def health(self) -> httpx.Response:
+        return self._client.get("/health")
 
     def count(self, messages: Sequence[Any]) -> int:
         """What the count endpoint says."""

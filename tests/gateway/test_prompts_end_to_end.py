@@ -22,10 +22,16 @@ JSON_FIND = '<tool_call>\n{"name": "find", "arguments": {"q": "a  b é", "limit"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="
 
 
-@pytest.fixture(params=["qwen3_5_like", "qwen3_like"])
-def either(request: pytest.FixtureRequest) -> Iterator[Asker]:
+@pytest.fixture(scope="module", params=["qwen3_5_like", "qwen3_like"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Asker]:
     with asking(request.param) as asker:
         yield asker
+
+
+@pytest.fixture
+def either(shared: Asker) -> Asker:
+    shared.engine.prompts.clear()
+    return shared
 
 
 @pytest.fixture

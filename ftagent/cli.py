@@ -6,6 +6,7 @@ Imports neither torch nor Textual nor pydantic: a subcommand's module is loaded 
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -67,6 +68,7 @@ def cli(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. Exit codes as in `EPILOG` and `ftagent.errors`."""
+    _mend_streams()
     try:
         # Not cli.main(): that turns a broken pipe into exit code 1.
         with cli.make_context("ftagent", list(sys.argv[1:] if arguments is None else arguments)) as context:
@@ -86,9 +88,26 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The reader of stdout has gone, as `| head` does: nothing left to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # a full disk, mostly; errors that a command expects are FtErrors by now
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}; --debug shows where", 1, error)
     except Exception as error:  # noqa: BLE001  # the last line of defence: a defect must not print a traceback
         _fail(f"internal error: {type(error).__name__}: {error}; --debug shows where", 1, error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _mend_streams() -> None:
+    """Open what the caller closed (`>&-`), and let a narrow encoding cost characters, not the answer."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        stream = getattr(sys, name)
+        if stream is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+        elif isinstance(stream, io.TextIOWrapper) and number and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _fail(message: str, code: int, error: BaseException | None = None) -> NoReturn:

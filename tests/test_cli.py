@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -219,3 +220,40 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(30) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_one_that_says_nothing(closed: str, tmp_path: Path) -> None:
+    done = shell(f"chat -p {closed}", tmp_path)
+    assert done.returncode == 2
+    assert "internal error" not in done.stderr
+    assert ("no prompt" in done.stderr) == ("2>&-" not in closed)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    done = shell("config schema >/dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "ftagent: output: No space left on device; --debug shows where\n"
+
+
+def test_a_narrow_encoding_costs_characters_only(tmp_path: Path) -> None:
+    extra = {"PYTHONIOENCODING": "latin-1", "FTAGENT_CONFIG": "/\u20ac.toml"}
+    done = shell("config path", tmp_path, extra)
+    assert (done.returncode, done.stdout) == (0, "/?.toml\n")
+
+
+def shell(
+    line: str, directory: Path, extra: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`ftagent LINE` under a shell, which closes and redirects its streams."""
+    command = f"exec {shlex.join(PROGRAM)} {line}"
+    return subprocess.run(
+        ["sh", "-c", command],
+        cwd=directory,
+        env=private_environment(directory, extra),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

@@ -129,10 +129,11 @@ class Scheduler:
         """
         if job.prompt >= self.capacity:
             raise PromptTooLong(job.prompt, self.capacity - 1)
-        if len(self.waiting) >= self._max_waiting and not self._starts_at_once():
+        # Those that arrived since the last step count as waiting, though there may be room for them to run.
+        if len(self.running) + len(self.waiting) >= self._max_running + self._max_waiting:
             raise QueueFull(
                 f"the engine is busy: {len(self.running)} requests run and {len(self.waiting)} wait "
-                f"(at most {self._max_waiting} may wait); try again later"
+                f"(at most {self._max_running} may run and {self._max_waiting} wait); try again later"
             )
         job.limit = min(job.limit, self.capacity)
         job.arrival = self._arrivals
@@ -205,9 +206,6 @@ class Scheduler:
     def used_pages(self) -> int:
         """Pages that running requests hold, shared ones counted once."""
         return len(self._held())
-
-    def _starts_at_once(self) -> bool:
-        return not self.waiting and len(self.running) < self._max_running
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._max_running and self._claim(self.waiting[0]):

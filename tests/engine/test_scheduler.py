@@ -125,6 +125,15 @@ def test_queue_is_bounded() -> None:
     bench.drain()
 
 
+def test_a_burst_fills_the_free_places_before_the_queue() -> None:
+    bench = Bench(ToyRunner(slots=3), max_waiting=2)
+    for seed in range(5):
+        bench.submit(prompt_of(seed, 5), 5)  # no step in between: all five wait so far
+    with pytest.raises(QueueFull, match="at most 3 may run and 2 wait"):
+        bench.submit(prompt_of(5, 5), 5)
+    bench.drain()
+
+
 def test_a_prompt_that_can_never_fit_is_refused_and_changes_nothing() -> None:
     bench = Bench(ToyRunner(pages=5))
     with pytest.raises(PromptTooLong) as refusal:

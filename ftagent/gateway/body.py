@@ -30,7 +30,7 @@ async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
     """The whole body. Raises Refused: 415 unless it is plain JSON by its headers, 413 over `limit` bytes."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise Refused(415, f"content-type is {kind or 'missing'!r}: send application/json", "content-type")
+        raise Refused(415, f"it is {kind or 'missing'!r}: send application/json", "content-type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Refused(415, "content-encoding is not supported: send the body as it is", "content-encoding")
     declared = request.headers.get("content-length", "0")

@@ -22,6 +22,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.driver import Driver
 from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Static
@@ -247,6 +248,11 @@ class ChatApp(App[int], inherit_bindings=False):
 
     def action_suspend(self) -> None:
         self.action_suspend_process()
+
+    @on(Driver.SignalResume)
+    def _resumed(self) -> None:
+        """Draw all of the screen: the terminal came back empty, and only changes would be drawn."""
+        self.screen.refresh()
 
     def action_exit(self) -> None:
         self.exit(0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ftagent.cli import cli
 from ftagent.commands import chat
 from ftagent.settings import Settings
 from ftagent.tui import chat as screen
@@ -38,7 +39,7 @@ def test_the_screen_starts_with_the_thinking_asked_for(
     monkeypatch.setattr(screen, "need_terminal", lambda: None)
     monkeypatch.setattr(screen, "run_chat", run_chat)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert chat.command.main(arguments, standalone_mode=False) == 0
+    assert cli.main(["chat", *arguments], standalone_mode=False) == 0
     assert given["thinking"] is passed
 
 

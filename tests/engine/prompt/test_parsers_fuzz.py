@@ -49,7 +49,8 @@ def _reply(parts: list[str]) -> str:
 
 
 def _output(reply: Reply) -> str:
-    return "".join([reply.thinking, "\n", reply.content, *("\n" + call.text for call in reply.calls)])
+    calls = (f"\n{call.name} {call.text}" for call in reply.calls)
+    return "".join([reply.thinking, "\n", reply.content, *calls])
 
 
 @given(PIECES, FORMS, st.booleans(), st.booleans(), st.data())

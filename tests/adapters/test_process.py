@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -134,6 +135,7 @@ class Terminal:
     def __init__(self, script: str) -> None:
         self.pid, self._descriptor = pty.fork()
         if self.pid == 0:
+            termios.tcsetwinsize(0, (33, 101))
             os.chdir(REPOSITORY)
             os.execv(sys.executable, [sys.executable, "-c", FOREGROUND, script])
         self.shown = ""
@@ -144,6 +146,9 @@ class Terminal:
             assert time.monotonic() < deadline, f"waited for {words!r}, saw {self.shown!r}"
             if select.select([self._descriptor], [], [], 0.1)[0]:
                 self.shown += os.read(self._descriptor, 4096).decode()
+
+    def resize(self, rows: int, columns: int) -> None:
+        termios.tcsetwinsize(self._descriptor, (rows, columns))
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
@@ -175,6 +180,19 @@ def test_the_terminal_is_handed_over_and_taken_back(script: str, code: int) -> N
         assert f"ours-again True same-modes True code {code}" in terminal.shown
         terminal.type("hello\n")
         terminal.read_until("typed hello")
+    finally:
+        terminal.close()
+
+
+def test_the_agent_sees_the_size_of_the_terminal_and_every_change() -> None:
+    script = "stty size; trap 'stty size; exit 4' WINCH; echo ready; while :; do sleep 0.05; done"
+    terminal = Terminal(script)
+    try:
+        terminal.read_until("ready")
+        assert "33 101" in terminal.shown
+        terminal.resize(20, 60)
+        terminal.read_until("20 60", timeout_s=2)
+        terminal.read_until("code 4")
     finally:
         terminal.close()
 

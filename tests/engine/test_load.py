@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
+from ftagent.engine.weights.safetensors import Checkpoint
 from ftagent.errors import ConfigError, FtError, LoadFailed
 from tests.engine.models.driving import logits_by_chunks
 from tests.engine.models.tiny import Oracle
@@ -132,6 +134,20 @@ def test_an_option_that_cannot_be_honoured_is_refused(
     model: Oracle, options: EngineOptions, words: str
 ) -> None:
     assert words in refusal(model.directory, options)
+
+
+@pytest.mark.parametrize("options", [EngineOptions(ram="300KiB"), EngineOptions(vram="200KiB")])
+def test_a_model_that_does_not_fit_is_refused_before_a_weight_is_read(
+    model: Oracle, options: EngineOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(Checkpoint, "tensor", read)
+    words = refusal(model.directory, options)
+    assert re.search(
+        r"needs \d+\.\d+ GiB of (memory|device memory \(vram\)), \d+\.\d+ GiB may be used", words
+    )
 
 
 def test_vram_takes_the_context_first_and_gives_the_rest_to_experts(model: Oracle) -> None:

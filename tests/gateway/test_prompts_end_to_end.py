@@ -40,7 +40,7 @@ def xml() -> Iterator[Asker]:
         yield asker
 
 
-def replayed(protocol: Protocol, answer: Answer, results: list[str], arguments: list[Any]) -> list[Any]:
+def replayed(protocol: Protocol, answer: Answer, results: list[Any], arguments: list[Any]) -> list[Any]:
     """The assistant's turn and the results, as a client sends them back; `arguments` in its own spelling."""
     if protocol == "chat":
         calls = [
@@ -181,21 +181,19 @@ def test_an_instruction_in_the_middle_stays_there(either: Asker, protocol: Proto
     assert either.engine.prompt_text().encode().startswith(before)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("protocol", "stream"), WAYS)
 def test_a_picture_in_a_result_is_one_placeholder(
-    either: Asker, stream: bool, caplog: pytest.LogCaptureFixture
+    either: Asker, protocol: Protocol, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    picture = {"type": "base64", "media_type": "image/png", "data": PIXEL}
-    content = [{"type": "text", "text": "the screen:"}, {"type": "image", "source": picture}]
-    call = {"type": "tool_use", "id": "call_1", "name": "ping", "input": {}}
-    outcome = {"type": "tool_result", "tool_use_id": "call_1", "content": content}
-    messages = [
-        *QUESTION,
-        {"role": "assistant", "content": [call]},
-        {"role": "user", "content": [outcome]},
-    ]
+    source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+    picture: dict[str, Any] = {"type": "image", "source": source}
+    if protocol == "chat":
+        picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    content = [{"type": "text", "text": "the screen:"}, picture]
+    called = Answer("", "", (("ping", {}),), "tool_calls", ("call_1",))
+    messages = [*QUESTION, *replayed(protocol, called, [content], ["{}"])]
     either.engine.say("Done.")
-    either.ask("messages", stream, messages=messages)
+    either.ask(protocol, stream, messages=messages)
     text = either.engine.prompt_text()
     assert text.count("the screen:") == 1
     assert PIXEL not in text

@@ -79,7 +79,8 @@ def run_headless(
 ) -> Ended:
     """Run to the end without a terminal: no input, and output inherited, or given to `on_line` line by line.
 
-    `on_line` is called from two threads, one call at a time. Raises AgentNotExecutable.
+    `on_line` is called from two threads, one call at a time. Raises AgentNotExecutable, and BrokenPipeError
+    when `on_line` did: the child is ended then.
     """
     with _forwarding() as forwarder, _reaping() as reap:
         pipe = subprocess.PIPE if on_line else None
@@ -95,7 +96,8 @@ def run_headless(
         except OSError as error:
             raise AgentNotExecutable(f"{arguments[0]} cannot be run: {error.strerror}") from error
         forwarder.attach(process.pid)
-        readers = _start_readers(process, on_line) if on_line else []
+        closed: list[BrokenPipeError] = []
+        readers = _start_readers(process, on_line, closed) if on_line else []
         try:
             timed_out = _wait(process, forwarder, timeout_s)
         finally:
@@ -103,6 +105,8 @@ def run_headless(
             process.wait()
             for reader in readers:
                 reader.join(_GRACE_S)
+    if closed:
+        raise closed[0]
     ended_by = forwarder.first or (-process.returncode if process.returncode < 0 else None)
     return Ended(process.returncode, ended_by, timed_out)
 
@@ -180,14 +184,21 @@ def _wait(process: subprocess.Popen[bytes], forwarder: _Forwarder, timeout_s: fl
             _signal_group(process.pid, signal.SIGKILL)
 
 
-def _start_readers(process: subprocess.Popen[bytes], on_line: OnLine) -> list[threading.Thread]:
+def _start_readers(
+    process: subprocess.Popen[bytes], on_line: OnLine, closed: list[BrokenPipeError]
+) -> list[threading.Thread]:
     lock = threading.Lock()
 
     def pump(pipe: IO[bytes], stream: Stream) -> None:
         with pipe:
             for line in pipe:
-                with lock:
-                    on_line(stream, line.decode("utf-8", errors="replace").rstrip("\n"))
+                try:
+                    with lock:
+                        on_line(stream, line.decode("utf-8", errors="replace").rstrip("\n"))
+                except BrokenPipeError as error:  # nobody reads on: end the child as SIGPIPE would
+                    closed.append(error)
+                    _signal_group(process.pid, signal.SIGTERM)
+                    return
 
     assert process.stdout
     assert process.stderr

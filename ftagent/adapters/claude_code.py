@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftagent.adapters.base import Adapter, Launch, Order, Target, VolatileSpan
+from ftagent.errors import ConfigError
 
 # Switches to other providers. Empty means off; a project's own settings file could turn one on.
 _PROVIDERS = (
@@ -122,12 +123,18 @@ def _seed(file: Path, project: Path) -> None:
 
 
 def _write_private(file: Path, value: dict[str, Any]) -> None:
-    """Write JSON whole or not at all, readable by the user alone."""
+    """Write JSON whole or not at all, readable by the user alone. Raises ConfigError."""
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=1)
-    partial.replace(file)
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(value, stream, indent=1)
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(
+            f"cannot write {file}: {error.strerror}; set XDG_STATE_HOME to a directory you can write"
+        ) from error
 
 
 ADAPTER = Adapter(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import pytest
 
 from ftagent.adapters.base import Order, Target
 from ftagent.adapters.claude_code import ADAPTER
+from ftagent.errors import ConfigError
 
 
 @pytest.fixture
@@ -99,6 +101,16 @@ def test_a_damaged_state_file_is_seeded_anew(order: Order) -> None:
     (order.directory / ".claude.json").write_text('{"hasCompl', encoding="utf-8")
     ADAPTER.prepare(order)
     assert json.loads((order.directory / ".claude.json").read_text("utf-8"))["hasCompletedOnboarding"] is True
+
+
+def test_a_full_disk_leaves_nothing_half_written(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(ConfigError, match="No space left on device; set XDG_STATE_HOME"):
+        ADAPTER.prepare(order)
+    assert list(order.directory.iterdir()) == []
 
 
 def test_a_small_context_leaves_room_for_the_prompt(order: Order) -> None:

@@ -137,11 +137,11 @@ def answer_once(
         printer.begin(engine, session)
         record.prompt(prompt)
         code = _run(engine, chat_request(session, thinking), reply, printer)
-        record.reply(reply)
         printer.end(reply, code)
-    except FtError as error:
         record.reply(reply)
+    except FtError as error:
         printer.error(str(error), error.exit_code)
+        record.reply(reply)
         code = error.exit_code
     except BrokenPipeError:
         record.reply(reply)
@@ -213,12 +213,13 @@ def _narrate(err: TextIO, text: str) -> None:
 
 
 class Recorder:
-    """Keeps the turn in the session. A record that cannot be written costs a warning, never the answer."""
+    """Keeps the turn in the session. A record that cannot be written costs one warning, never the answer."""
 
     def __init__(self, session: Session, warn: Callable[[str], None]) -> None:
         self._session = session
         self._warn = warn
         self._open = False  # a prompt is stored and its answer is not
+        self._warned = False
 
     def prompt(self, prompt: str) -> None:
         self._open = True
@@ -236,7 +237,9 @@ class Recorder:
         try:
             write()
         except FtError as error:
-            self._warn(str(error))
+            if not self._warned:
+                self._warn(str(error))
+            self._warned = True
 
 
 class _TextPrinter:

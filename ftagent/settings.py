@@ -80,7 +80,7 @@ class Settings(BaseModel):
     """How experts are served. `auto` chooses by what fits."""
     seed: int = 0
     """Seed of sampling for requests that bring none."""
-    threads: Annotated[int, Field(ge=1)] | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads for the engine. Unset: the engine chooses."""
     vram: Size | None = None
     """Device memory the engine may use, like 24GiB. On the CPU it bounds what a device would hold."""

@@ -59,6 +59,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("file_text", "environ", "flags", "words"),
     [
+        ("threads = 99999999", {}, {}, ["threads", "1024"]),
         ("modell = 1", {}, {}, ["config.toml", "'modell'", "did you mean 'model'"]),
         ("[serve]\nport = 1", {}, {}, ["config.toml", "'serve'"]),
         ("model = ", {}, {}, ["config.toml", "not valid TOML"]),

@@ -111,7 +111,10 @@ def find(adapter: Adapter, named: str | None, environ: Mapping[str, str], projec
     if named:
         path = Path(named).expanduser()
         if not path.is_file():
-            raise AgentNotFound(f"{adapter.name}: {path} (setting {adapter.setting!r}) does not exist")
+            raise AgentNotFound(
+                f"{adapter.name}: {path} (setting {adapter.setting!r}) does not exist; "
+                f"name another, or install it with `{adapter.install}`"
+            )
         if not os.access(path, os.X_OK):
             raise AgentNotExecutable(f"{adapter.name}: {path} is not executable; chmod +x it or name another")
         return path.absolute()

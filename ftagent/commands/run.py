@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -186,6 +187,8 @@ def _headless(wish: Wish, arguments: tuple[str, ...], env: dict[str, str], engin
     ended = process.run_headless(arguments, env, _forward if wish.events else None, wish.timeout_s)
     if ended.timed_out:
         narrate(f"ftagent: {wish.agent} was stopped after {wish.timeout_s:g} s (--timeout)")
+    elif ended.signal:
+        narrate(f"ftagent: {wish.agent} was ended by {signal.Signals(ended.signal).name}")
     if wish.events:
         if engine:
             emit({"type": "usage", **_usage(engine)})

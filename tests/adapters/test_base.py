@@ -45,7 +45,7 @@ def test_the_order_of_search(adapter: base.Adapter, tmp_path: Path) -> None:
 
 @each_adapter
 def test_a_named_program_must_exist_and_be_executable(adapter: base.Adapter, tmp_path: Path) -> None:
-    with pytest.raises(AgentNotFound, match="does not exist"):
+    with pytest.raises(AgentNotFound, match="does not exist; name another, or install it"):
         base.find(adapter, str(tmp_path / "none"), {}, tmp_path)
     plain = tmp_path / "plain"
     plain.write_text("", encoding="utf-8")

@@ -56,6 +56,12 @@ def _experts(value: object) -> object:
     return text
 
 
+def _device(value: object) -> object:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value)):
+        raise ValueError(f"{str(value)!r} is no device; write auto, cpu, cuda or cuda:N")
+    return value
+
+
 def _names(value: object) -> object:
     return [name for name in re.split(r"[,\s]+", value) if name] if isinstance(value, str) else value
 
@@ -70,7 +76,7 @@ class Settings(BaseModel):
 
     model: str = "demo"
     """Which model: a checkpoint directory, or `demo`, the small one that ships with ftagent."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, BeforeValidator(_device)] = "auto"
     """Where it runs: `auto`, `cpu`, `cuda` or `cuda:N`."""
     context: Annotated[int, Field(ge=256)] | None = None
     """Tokens of prompt and reply together. Unset: 64k where it fits, never over the model's own limit."""

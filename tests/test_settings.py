@@ -71,7 +71,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ("", {}, {"experts": "1.5"}, ["--experts", "'1.5'", "fraction"]),
         ("", {}, {"experts": "many"}, ["--experts", "'many'", "count", "fraction", "size"]),
         ("", {}, {"mode": "fast"}, ["--mode", "'auto'", "'fast'"]),
-        ("", {}, {"device": "gpu"}, ["--device", "'gpu'"]),
+        ("", {}, {"device": "gpu"}, ["--device", "'gpu' is no device", "cuda:N"]),
         ("", {}, {"max_running": "0"}, ["--max-running", "'0'"]),
     ],
 )

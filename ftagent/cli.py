@@ -75,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             code = cli.invoke(context)
     except click.exceptions.Exit as error:  # --help and --version
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:  # its message is the whole help
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as error:
         hint = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
         _fail(error.format_message().rstrip(".") + hint, 2)

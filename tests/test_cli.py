@@ -86,6 +86,7 @@ def test_every_listed_command_has_help(name: str, tmp_path: Path) -> None:
             2,
             ["cannot listen", "192.0.2.1"],
         ),
+        (["bench", "decode", "--behind", "0"], 2, ["--behind", "0"]),
         (["run", "claude-cod", "-p", "x"], 2, ["claude-code"]),
         (["run", "claude-code"], 2, ["terminal", "-p"]),
         (["run", "claude-code", "--exec"], 2, ["terminal", "-p"]),
@@ -220,6 +221,13 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(30) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["config"]])
+def test_a_group_without_a_command_shows_its_help(arguments: list[str], tmp_path: Path) -> None:
+    done = ftagent(*arguments, directory=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == ftagent(*arguments, "--help", directory=tmp_path).stdout
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from ftagent.engine.bench import DecodeResult, PrefillResult
 
 _REPEATS = click.option(
-    "--repeats", type=int, default=3, show_default=True, help="Runs; their median counts."
+    "--repeats",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Runs; their median counts.",
 )
 
 
@@ -34,8 +39,22 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--behind", type=int, default=512, show_default=True, help="Tokens of the prompt before them.")
-@click.option("--tokens", type=int, default=256, show_default=True, help="Tokens to generate.")
+@click.option(
+    "--behind",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Tokens of the prompt before them.",
+)
+@click.option(
+    "--tokens",
+    metavar="N",
+    type=click.IntRange(min=2),
+    default=256,
+    show_default=True,
+    help="Tokens to generate.",
+)
 @_REPEATS
 @json_flag
 @setting_flags(ENGINE_FLAGS)
@@ -49,7 +68,14 @@ def decode(behind: int, tokens: int, repeats: int, as_json: bool, **flags: Any) 
 
 
 @command.command()
-@click.option("--tokens", type=int, default=20_000, show_default=True, help="Tokens of the prompt.")
+@click.option(
+    "--tokens",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20_000,
+    show_default=True,
+    help="Tokens of the prompt.",
+)
 @_REPEATS
 @json_flag
 @setting_flags(ENGINE_FLAGS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from typing import IO, Literal
 
 import psutil
 
-from ftagent.errors import AgentNotExecutable
+from ftagent.errors import AgentFailed, AgentNotExecutable
 
 Stream = Literal["stdout", "stderr"]
 OnLine = Callable[[Stream, str], None]
@@ -94,7 +95,7 @@ def run_headless(
                 start_new_session=True,
             )
         except OSError as error:
-            raise AgentNotExecutable(f"{arguments[0]} cannot be run: {error.strerror}") from error
+            raise _cannot_run(arguments, error) from error
         forwarder.attach(process.pid)
         closed: list[BrokenPipeError] = []
         readers = _start_readers(process, on_line, closed) if on_line else []
@@ -115,7 +116,7 @@ def run_foreground(arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
     """Give the terminal to the child until it ends, then take it back as it was.
 
     Ctrl+Z in the child suspends this process with it, so that the shell's `fg` brings both back. Needs a
-    terminal on stdin. Raises AgentNotExecutable.
+    terminal on stdin. Raises AgentNotExecutable and AgentFailed.
     """
     terminal = sys.stdin.fileno()
     saved = termios.tcgetattr(terminal)
@@ -147,7 +148,17 @@ def _spawn(arguments: Sequence[str], env: Mapping[str, str]) -> int:
             arguments[0], list(arguments), dict(env), setpgroup=0, setsigdef=[*_FORWARDED, signal.SIGTTOU]
         )
     except OSError as error:
-        raise AgentNotExecutable(f"{arguments[0]} cannot be run: {error.strerror}") from error
+        raise _cannot_run(arguments, error) from error
+
+
+def _cannot_run(arguments: Sequence[str], error: OSError) -> AgentNotExecutable | AgentFailed:
+    if error.errno == errno.E2BIG:
+        longest = max(len(os.fsencode(argument)) for argument in arguments)
+        words = (
+            f"one of {longest} bytes is too long for a command line; put the task into a file and name that"
+        )
+        return AgentFailed(f"{arguments[0]} cannot take its arguments: {words}")
+    return AgentNotExecutable(f"{arguments[0]} cannot be run: {error.strerror}")
 
 
 def _wait_foreground(pid: int, terminal: int, ours: int) -> int:

@@ -47,7 +47,7 @@ ACTIONS = (
     Action("new", "start a new session", slash="new"),
     Action(
         "resume",
-        "go on with a session, the one used last if no id is given",
+        "go on with another session, the one used last if no id is given",
         slash="resume",
         arguments="[ID]",
     ),

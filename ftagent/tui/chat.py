@@ -279,7 +279,8 @@ class ChatApp(App[int], inherit_bindings=False):
         await self._open(self._store.create(self._engine.model.id))
 
     async def command_resume(self, argument: str) -> None:
-        await self._open(self._store.resume(argument or NEWEST))
+        others = [session.id for session in self._store.summaries() if session.id != self._session.id]
+        await self._open(self._store.resume(argument or (others[0] if others else NEWEST)))
         await self._remark(f"resumed {self._session.id}")
 
     async def _open(self, session: Session) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ftagent.adapters.process import Ended, run_headless
-from ftagent.errors import AgentNotExecutable
+from ftagent.errors import AgentFailed, AgentNotExecutable
 from tests.support.command import REPOSITORY
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
@@ -81,6 +81,13 @@ def test_what_the_child_left_running_is_ended(tmp_path: Path) -> None:
 def test_the_time_limit_ends_the_child_with_124() -> None:
     ended = run_headless(shell("sleep 300"), ENVIRONMENT, timeout_s=0.3)
     assert (ended.exit_code, ended.timed_out) == (124, True)
+
+
+def test_a_task_longer_than_a_command_line_is_named_with_its_size() -> None:
+    with pytest.raises(
+        AgentFailed, match=r"200000 bytes is too long for a command line; put the task into a file"
+    ):
+        run_headless(("/bin/echo", "x" * 200_000), ENVIRONMENT)
 
 
 def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:

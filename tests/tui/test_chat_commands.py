@@ -22,11 +22,13 @@ async def test_new_and_resume_commands(tmp_path: Path) -> None:
         assert len(conversation(stage.engine.requests[-1]).messages) == 1
         await stage.send(f"/resume {first}")
         await stage.until(lambda: stage.prompts == ["› hello"] and stage.remarks == [f"resumed {first}"])
-        await stage.send("/resume")
+        await stage.send("/resume")  # the other one, each time
         await stage.until(lambda: stage.prompts == ["› again"])
+        await stage.send("/resume")
+        await stage.until(lambda: stage.prompts == ["› hello"])
         await stage.send("/resume nonsense")
         await stage.until(lambda: stage.footer.startswith("no session starts with 'nonsense'"))
-        assert stage.prompts == ["› again"]
+        assert stage.prompts == ["› hello"]
 
 
 async def test_sessions_cannot_be_changed_under_an_answer(tmp_path: Path) -> None:

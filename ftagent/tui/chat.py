@@ -35,7 +35,7 @@ from ftagent.sessions import NEWEST, Session, SessionStore, SessionSummary
 from ftagent.tui.actions import ACTIONS, Action, help_lines, parse_command, unknown_command
 from ftagent.tui.export import last_answer, write_export
 from ftagent.tui.figures import TurnFigures, details, figures
-from ftagent.tui.pacing import Pacer
+from ftagent.tui.pacing import LONGEST_S, Pacer
 from ftagent.tui.prompt import PromptInput
 from ftagent.tui.transcript import Answer, Remark, Transcript, UserPrompt
 from ftagent.tui.turn import Turn
@@ -97,6 +97,7 @@ class ChatApp(App[int], inherit_bindings=False):
         self._answer = Answer()
         self._reader: Worker[None] | None = None
         self._redraw: Timer | None = None
+        self._ticked = 0.0  # when the figures were last shown, by time.monotonic()
         self._figures = TurnFigures()
         self._quit_armed_until = 0.0
         self._notice_timer: Timer | None = None
@@ -179,6 +180,8 @@ class ChatApp(App[int], inherit_bindings=False):
         """Show what has come in, and do it again after a while that fits its cost."""
         if turn is self._turn:
             await self._answer.show(turn)
+            if time.monotonic() - self._ticked >= TICK_S:
+                self._show_figures()  # in the same frame: one redraw costs the engine less than two
             self._redraw = self.set_timer(pacer.pause_s(), lambda: self._draw(turn, pacer))
 
     @on(TurnEnded)
@@ -208,6 +211,11 @@ class ChatApp(App[int], inherit_bindings=False):
     # Figures.
 
     def _tick(self) -> None:
+        if self._turn is None or time.monotonic() - self._ticked >= LONGEST_S + TICK_S:
+            self._show_figures()
+
+    def _show_figures(self) -> None:
+        self._ticked = time.monotonic()
         turn = self._turn.figures if self._turn is not None else self._figures
         try:
             snapshot = self._engine.stats()

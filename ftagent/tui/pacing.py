@@ -1,8 +1,8 @@
 """How often the screen may redraw while an answer streams. Knows processor time, no widget.
 
-The engine decodes in the same process, so each millisecond that drawing takes is one the engine's Python
-may have to wait for. The pace follows the measured cost: cheap screens redraw 20 times a second, costly ones
-(long lists, slow machines) less often.
+The engine decodes in the same process, so each millisecond that drawing takes is one that the engine has to
+wait for: a busy drawing thread holds the interpreter. The pace follows the measured cost: cheap screens
+redraw ten times a second, costly ones (long lists, slow machines) less often.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SHARE = 0.03  # of one core
-SHORTEST_S = 0.05
-LONGEST_S = 0.5
+SHARE = 0.015  # of one core
+SHORTEST_S = 0.1
+LONGEST_S = 0.6
 
 
 class Pacer:

@@ -3,9 +3,11 @@
 import os
 import sys
 
-# Threads that wait for each other by spinning take the cores from everything else on the machine: beside two
-# busy processes a prefill took four times as long. OpenMP reads this once, when torch loads it; `load_runner`
-# then takes it out of the environment again, so that child processes do not inherit it.
-WAIT_POLICY_SET = "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ
-if WAIT_POLICY_SET:
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+# How long threads that wait for each other spin before they sleep. GNU's OpenMP spins for milliseconds by
+# default, which takes the cores from everything else on the machine; without any spinning they oversleep the
+# next of many short loops (docs/lab-notes.md has the figures). OpenMP reads it once, when torch loads it;
+# `load_runner` then takes it out of the environment again, so that child processes do not inherit it.
+SPIN_VARIABLE = "GOMP_SPINCOUNT"
+SPIN_SET = "torch" not in sys.modules and not {SPIN_VARIABLE, "OMP_WAIT_POLICY"} & set(os.environ)
+if SPIN_SET:
+    os.environ[SPIN_VARIABLE] = "10000"

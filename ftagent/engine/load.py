@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from ftagent.engine import WAIT_POLICY_SET
+from ftagent.engine import SPIN_SET, SPIN_VARIABLE
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage, PagePool
 from ftagent.engine.context.recurrent import StatePool
@@ -65,8 +65,8 @@ def load_runner(directory: Path, options: EngineOptions, dtype: torch.dtype | No
     option that cannot be honoured.
     """
     device = _device(options)
-    if WAIT_POLICY_SET:
-        os.environ.pop("OMP_WAIT_POLICY", None)
+    if SPIN_SET:
+        os.environ.pop(SPIN_VARIABLE, None)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     config = model_config(directory)

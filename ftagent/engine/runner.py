@@ -17,6 +17,7 @@ from ftagent.engine.api import ModelInfo
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.pages import PagePool
 from ftagent.engine.context.recurrent import StatePool
+from ftagent.engine.logits import Later
 
 if TYPE_CHECKING:
     from ftagent.engine.experts.pool import ExpertPool
@@ -45,6 +46,10 @@ class Runner:
         self.info = info
         self._threads = torch.get_num_threads()
         self._small = 4 * info.active_parameters <= CACHED_BYTES
+
+    def launch(self, chunks: Sequence[Chunk]) -> Later:
+        """Run `chunks` when the result is waited for: there is no device that could begin by itself."""
+        return Later(lambda: self.step(chunks))
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk]) -> torch.Tensor:

@@ -19,13 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftagent.engine.api import SamplingParams
+from ftagent.engine.logits import Best, Ids, Row
 from ftagent.errors import BadRequest, EngineError, LoadFailed
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy: dividing by it would overflow float32
 MAX_TOP_LOGPROBS = 20
-
-Row = NDArray[np.float32]
-Ids = NDArray[np.intp]
 
 
 class Constraint(Protocol):
@@ -140,6 +138,25 @@ class Sampler:
         if self._penalties is not None:
             self._penalties.count(token)
         return Choice(token) if raw is None else self._with_logprobs(token, raw)
+
+    def choose_best(self, best: Best) -> Choice | None:
+        """The token that `choose` would give, from the largest logits alone; None where they may not do.
+
+        They do for a greedy choice, and for top-k when everything that ties with its last place is there.
+        Raises EngineError when a value is NaN or infinite.
+        """
+        if self._top_logprobs is not None or self._penalties is not None:
+            return None
+        if not np.isfinite(best.values).all():
+            raise EngineError("the model computed NaN or infinity; the weights or the device are faulty")
+        if self._temperature < GREEDY_BELOW:
+            return Choice(int(best.ids[best.values.argmax()]))
+        count = len(best.values)
+        if not 0 < self._top_k < count:
+            return None
+        if np.partition(best.values, count - self._top_k)[count - self._top_k] == best.values.min():
+            return None  # its last place may tie with logits that are not here
+        return Choice(int(best.ids[self._draw(best.values)]))
 
     def _draw(self, row: Row) -> int:
         ids, weights = nucleus(row / np.float32(self._temperature), self._top_k, self._top_p, self._min_p)

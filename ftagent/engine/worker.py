@@ -10,13 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ftagent.engine.api import Health, ModelInfo
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.prefix import Pages, States
+from ftagent.engine.logits import Pending, StepLogits
 from ftagent.engine.meters import Meters, Queues, StepWork
-from ftagent.engine.sampling import Row
 from ftagent.engine.scheduler import Job, Piece, Scheduler
 from ftagent.engine.stats import ExpertStats, PoolStats, RequestStats, Snapshot
 from ftagent.engine.task import Task, deliver
@@ -50,7 +50,7 @@ class Steps(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
-    def step(self, chunks: Sequence[Chunk], /) -> Any: ...
+    def launch(self, chunks: Sequence[Chunk], /) -> Pending: ...
 
     def copy_page(self, source: int, target: int, /) -> None: ...
 
@@ -140,7 +140,6 @@ class Worker:
         pieces = self._scheduler.plan()
         for job in self._scheduler.waiting:
             self._tell_queued(self._tasks[job])
-        self._deliver()  # refusals and queue positions do not wait for the step
         if self._tasks and not pieces:
             raise RuntimeError("requests are open but none can run")
         begin = time.monotonic()
@@ -160,7 +159,9 @@ class Worker:
             task = self._tasks[piece.job]
             task.started = begin if task.started is None else task.started
         try:
-            rows = self._runner.step([self._chunk(piece) for piece in pieces]).numpy(force=True)
+            pending = self._runner.launch([self._chunk(piece) for piece in pieces])
+            self._deliver()  # what there is to say goes out while the device works
+            logits = pending.wait()
         except Exception as error:  # whatever a step dies of ends its requests, not the engine
             log.exception("a step failed")
             message = f"a step of the engine failed: {type(error).__name__}: {error}"
@@ -169,8 +170,8 @@ class Worker:
             return False
         self._scheduler.commit(pieces)
         sampled = [piece for piece in pieces if piece.wants_logits]
-        for piece, row in zip(sampled, rows, strict=True):
-            self._advance(self._tasks[piece.job], row)
+        for index, piece in enumerate(sampled):
+            self._advance(self._tasks[piece.job], logits, index)
         for piece in pieces:
             if not piece.wants_logits:
                 self._tell_prefill(piece)
@@ -182,12 +183,12 @@ class Worker:
         assert job.slot is not None, "a planned request holds a slot"
         return Chunk(job.tokens[piece.start : end], piece.start, job.pages, job.slot, piece.wants_logits)
 
-    def _advance(self, task: Task, row: Row) -> None:
+    def _advance(self, task: Task, logits: StepLogits, index: int) -> None:
         """Sample one token for a task and tell its reader. A fault here is this request's alone."""
         if task.job.cancelled:  # its state stands behind all its tokens: good as an anchor, as it is
             return
         try:
-            events, reason = self._sample(task, row)
+            events, reason = self._sample(task, logits, index)
         except Exception as error:  # the grammar, the detokeniser or the parser met what it cannot take
             log.exception("a reply failed")
             message = str(error) if isinstance(error, FtError) else f"{type(error).__name__}: {error}"
@@ -200,8 +201,13 @@ class Worker:
         else:
             self._say(task, events)
 
-    def _sample(self, task: Task, row: Row) -> tuple[list[Event], FinishReason | None]:
-        choice = task.sampler.choose(row[: self._vocab], task.constraint)
+    def _sample(self, task: Task, logits: StepLogits, index: int) -> tuple[list[Event], FinishReason | None]:
+        best = logits.best(index) if task.constraint is None else None
+        # A checkpoint may have more rows of logits than there are tokens; those may not be chosen.
+        known = best is not None and int(best.ids[-1]) < self._vocab
+        choice = task.sampler.choose_best(best) if best is not None and known else None
+        if choice is None:
+            choice = task.sampler.choose(logits.row(index)[: self._vocab], task.constraint)
         task.job.tokens.append(choice.token)
         self._meters.generated(1)
         if task.first_token is None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers.generation import logits_process as hf
 
 from ftagent.engine.api import SamplingParams
+from ftagent.engine.logits import Best
 from ftagent.engine.sampling import Sampler, SamplingDefaults, check_params, nucleus
 from ftagent.errors import BadRequest, EngineError, LoadFailed
 
@@ -210,3 +211,41 @@ def test_defaults_are_read_from_generation_config(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(LoadFailed, match=r"generation_config\.json"):
         SamplingDefaults.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("top_k", [1, 5, 40, 63, 64, 0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("step", [0.0, 0.25])
+def test_the_best_few_choose_as_the_whole_row_does(top_k: int, temperature: float, step: float) -> None:
+    """`step` rounds logits to multiples, so that many tie, also at the last place of top-k."""
+    random = np.random.default_rng(top_k)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=0.95, min_p=0.01, seed=3)
+    whole = Sampler(params, SamplingDefaults(), [], 0)
+    few = Sampler(params, SamplingDefaults(), [], 0)
+    answered = 0
+    for _ in range(60):
+        row = random.standard_normal(3000).astype(np.float32) * 3
+        row = np.round(row / step).astype(np.float32) * step if step else row
+        ids = np.sort(np.lexsort((np.arange(len(row)), -row))[:64])
+        choice = few.choose_best(Best(ids, row[ids]))
+        expected = whole.choose(row.copy())
+        if choice is None:
+            few.choose(row.copy())  # takes its number from the generator as `whole` did
+        else:
+            answered += 1
+            assert choice == expected
+    possible = temperature == 0 or 0 < top_k < 64
+    assert answered == (60 if possible and not step else answered if possible else 0)
+
+
+def test_the_best_few_refuse_what_needs_more_than_them() -> None:
+    best = Best(np.arange(64), np.linspace(0, 1, 64, dtype=np.float32))
+    for params in (
+        SamplingParams(temperature=0, top_logprobs=2),
+        SamplingParams(temperature=0, presence_penalty=0.5),
+        SamplingParams(temperature=1, top_k=0),
+    ):
+        assert Sampler(params, SamplingDefaults(), [], 0).choose_best(best) is None
+    best.values[3] = np.nan
+    with pytest.raises(EngineError, match="NaN"):
+        Sampler(SamplingParams(temperature=0), SamplingDefaults(), [], 0).choose_best(best)

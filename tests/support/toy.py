@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.pages import PagePool, PoolFull
+from ftagent.engine.logits import Later
 
 VOCAB = 97
 _PRIME = 2**61 - 1
@@ -105,6 +106,9 @@ class ToyRunner:
 
     def copy_page(self, source: int, target: int) -> None:
         self._memory[target] = self._memory[source]
+
+    def launch(self, chunks: Sequence[Chunk]) -> Later:
+        return Later(lambda: self.step(chunks))
 
     def step(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         self.before_step(chunks)

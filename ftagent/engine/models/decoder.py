@@ -97,37 +97,37 @@ class Decoder:
     """Weights and pools together; `forward` runs one step."""
 
     def __init__(self, weights: Weights, rope: Rope, pools: Pools) -> None:
-        self._weights = weights
-        self._rope = rope
-        self._pools = pools
+        self.weights = weights
+        self.rope = rope
+        self.pools = pools
         self._device = weights.embedding.device
 
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Logits float32 [wanted chunks, vocab]; advances KV pages and state slots."""
         batch = make_batch(chunks, self._device)
-        turn = self._rope.at(batch.positions)
-        x = F.embedding(batch.tokens, self._weights.embedding)
-        for block in self._weights.blocks:
+        turn = self.rope.at(batch.positions)
+        x = F.embedding(batch.tokens, self.weights.embedding)
+        for block in self.weights.blocks:
             x = x + self._mix(block, block.mixer_norm(x), batch, turn)
             x = x + self._feed(block, block.mlp_norm(x), batch)
         if not batch.wanted:
-            return torch.empty(0, self._weights.head.shape[0])
-        last = self._weights.norm(x[list(batch.wanted)])
-        return vector_products(last, self._weights.head).float()
+            return torch.empty(0, self.weights.head.shape[0])
+        last = self.weights.norm(x[list(batch.wanted)])
+        return vector_products(last, self.weights.head).float()
 
     def copy_page(self, source: int, target: int) -> None:
         """See `Runner.copy_page`."""
-        self._pools.kv.copy_page(source, target)
+        self.pools.kv.copy_page(source, target)
 
     def _mix(
         self, block: Block, x: torch.Tensor, batch: Batch, turn: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         if isinstance(block.mixer, GatedDeltaNet):
-            return block.mixer(x, batch, self._pools.states)
-        return block.mixer(x, batch, self._pools.kv, self._rope, turn)
+            return block.mixer(x, batch, self.pools.states)
+        return block.mixer(x, batch, self.pools.kv, self.rope, turn)
 
     def _feed(self, block: Block, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         if isinstance(block.mlp, Moe):
-            assert self._pools.experts is not None, "a model with MoE layers has an expert pool"
-            return block.mlp(x, batch, self._pools.experts)
+            assert self.pools.experts is not None, "a model with MoE layers has an expert pool"
+            return block.mlp(x, batch, self.pools.experts)
         return block.mlp(x, batch)

@@ -35,26 +35,26 @@ class GatedDeltaNet:
         self, shape: LinearShape, config: ModelConfig, source: Source, prefix: str, state_layer: int
     ) -> None:
         hidden, channels, heads = config.hidden, shape.channels, shape.value_heads
-        self._shape = shape
-        self._state_layer = state_layer
+        self.shape = shape
+        self.state_layer = state_layer
         sizes = (("qkv", channels), ("z", shape.values), ("b", heads), ("a", heads))
         self._sizes = [size for _, size in sizes]
         parts = [(f"{prefix}in_proj_{part}.weight", size) for part, size in sizes]
-        self._in = source.joined(parts, hidden)
+        self.into = source.joined(parts, hidden)
         convolution = source.dense(prefix + "conv1d.weight", channels, 1, shape.kernel, dtype=torch.float32)
-        self._taps = convolution.squeeze(1).t().contiguous()  # [kernel, channels], oldest first
-        self._rate = -source.dense(prefix + "A_log", heads, dtype=torch.float32).exp()
-        self._bias = source.dense(prefix + "dt_bias", heads, dtype=torch.float32)
-        self._norm = RmsNorm(
+        self.taps = convolution.squeeze(1).t().contiguous()  # [kernel, channels], oldest first
+        self.rate = -source.dense(prefix + "A_log", heads, dtype=torch.float32).exp()
+        self.bias = source.dense(prefix + "dt_bias", heads, dtype=torch.float32)
+        self.norm = RmsNorm(
             source.dense(prefix + "norm.weight", shape.value_dim, dtype=torch.float32), config.eps
         )
-        self._out = source.dense(prefix + "out_proj.weight", hidden, shape.values)
+        self.out = source.dense(prefix + "out_proj.weight", hidden, shape.values)
 
     def __call__(self, x: torch.Tensor, batch: Batch, states: StatePool) -> torch.Tensor:
-        shape, rows = self._shape, len(x)
-        flat = project(x, self._in, batch.decode).float()
+        shape, rows = self.shape, len(x)
+        flat = project(x, self.into, batch.decode).float()
         mixed, z, b, a = torch.split_with_sizes(flat, self._sizes, dim=-1)
-        mixed = F.silu(self._convolve(mixed, batch, states.conv[self._state_layer]))
+        mixed = F.silu(self._convolve(mixed, batch, states.conv[self.state_layer]))
         query_key = unit_length(mixed[:, : 2 * shape.keys].view(rows, 2 * shape.key_heads, shape.key_dim))
         query_key = query_key.view(rows, 2, shape.key_heads, shape.key_dim)
         if shape.value_heads != shape.key_heads:
@@ -62,12 +62,12 @@ class GatedDeltaNet:
         query, key = query_key[:, 0] * shape.key_dim**-0.5, query_key[:, 1]
         value = mixed[:, 2 * shape.keys :].view(rows, shape.value_heads, shape.value_dim)
         beta = torch.sigmoid(b)
-        decay = self._rate * F.softplus(a + self._bias)
+        decay = self.rate * F.softplus(a + self.bias)
         out = self._mix(
-            DeltaInputs(query, key, value, decay, beta), batch, states.recurrent[self._state_layer]
+            DeltaInputs(query, key, value, decay, beta), batch, states.recurrent[self.state_layer]
         )
-        normed = self._norm.float32(out) * F.silu(z.view_as(out))
-        return project(normed.view(rows, -1).to(x.dtype), self._out, batch.decode)
+        normed = self.norm.float32(out) * F.silu(z.view_as(out))
+        return project(normed.view(rows, -1).to(x.dtype), self.out, batch.decode)
 
     def _convolve(self, x: torch.Tensor, batch: Batch, conv: torch.Tensor) -> torch.Tensor:
         """Causal depthwise convolution of x [rows, channels] with the state conv [slots, kernel - 1,
@@ -78,18 +78,18 @@ class GatedDeltaNet:
             state = conv[batch.decode_slots[0]]
             window = torch.cat((state, x[:1]))
             state.copy_(window[1:])
-            parts.append((window * self._taps).sum(0, keepdim=True))
+            parts.append((window * self.taps).sum(0, keepdim=True))
         elif batch.decode:
             window = torch.cat((conv[batch.decode_index], x[: batch.decode].unsqueeze(1)), dim=1)
             conv[batch.decode_index] = window[:, 1:]
-            parts.append((window * self._taps).sum(1))
+            parts.append((window * self.taps).sum(1))
         for span in batch.spans:
             window = torch.cat((conv[span.slot], x[span.begin : span.end]))
             count = span.end - span.begin
             conv[span.slot] = window[count:]
-            total = window[:count] * self._taps[0]
-            for tap in range(1, self._shape.kernel):
-                total.addcmul_(window[tap : tap + count], self._taps[tap])
+            total = window[:count] * self.taps[0]
+            for tap in range(1, self.shape.kernel):
+                total.addcmul_(window[tap : tap + count], self.taps[tap])
             parts.append(total)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -33,6 +33,8 @@ class RmsNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         size = weight.shape[-1]
+        self.weight = weight
+        self.eps = eps
         self._weight = weight * size**0.5
         self._floor = torch.tensor((size * eps) ** 0.5, device=weight.device)
 
@@ -54,21 +56,21 @@ class Rope:
     """
 
     def __init__(self, size: int, theta: float, context: int, device: torch.device) -> None:
-        self._size = size
+        self.size = size
         frequency = 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
         angle = torch.arange(context, dtype=torch.float32).unsqueeze(1) * frequency
         cos, sin = angle.cos(), angle.sin()
-        self._cos = torch.cat((cos, cos), dim=-1).to(device)
-        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
+        self.cos = torch.cat((cos, cos), dim=-1).to(device)
+        self.sin = torch.cat((-sin, sin), dim=-1).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin for rows at `positions`: [rows, 1, size] each."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Rotate x [rows, heads, head_dim] float32 in place."""
-        turned = x[..., : self._size]
-        swapped = torch.roll(turned, self._size // 2, dims=-1)
+        turned = x[..., : self.size]
+        swapped = torch.roll(turned, self.size // 2, dims=-1)
         turned.mul_(cos).addcmul_(swapped, sin)
 
 
@@ -77,19 +79,19 @@ class Attention:
 
     def __init__(self, config: ModelConfig, source: Source, prefix: str, kv_layer: int) -> None:
         heads, kv_heads, head_dim, hidden = config.heads, config.kv_heads, config.head_dim, config.hidden
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._kv_layer = kv_layer
-        self._scale = head_dim**-0.5
-        self._gated = config.gated_attention
-        sizes = (heads * head_dim * (2 if self._gated else 1), kv_heads * head_dim, kv_heads * head_dim)
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.kv_layer = kv_layer
+        self.scale = head_dim**-0.5
+        self.gated = config.gated_attention
+        sizes = (heads * head_dim * (2 if self.gated else 1), kv_heads * head_dim, kv_heads * head_dim)
         parts = [(f"{prefix}{part}_proj.weight", size) for part, size in zip("qkv", sizes, strict=True)]
-        order = _gate_last(heads, head_dim, sum(sizes)) if self._gated else None
-        self._in = source.joined(parts, hidden, order)  # q | k | v | gate
-        self._out = source.dense(prefix + "o_proj.weight", hidden, heads * head_dim)
+        order = _gate_last(heads, head_dim, sum(sizes)) if self.gated else None
+        self.into = source.joined(parts, hidden, order)  # q | k | v | gate
+        self.out = source.dense(prefix + "o_proj.weight", hidden, heads * head_dim)
         query_norm = norm_weight(source, prefix + "q_norm.weight", head_dim, config.centred_norm)
         key_norm = norm_weight(source, prefix + "k_norm.weight", head_dim, config.centred_norm)
         by_head = torch.cat((query_norm.expand(heads, -1), key_norm.expand(kv_heads, -1)))
-        self._norm = RmsNorm(by_head, config.eps)
+        self.norm = RmsNorm(by_head, config.eps)
 
     def __call__(
         self,
@@ -99,22 +101,22 @@ class Attention:
         rope: Rope,
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        rows, heads, kv_heads, head_dim = len(x), self._heads, self._kv_heads, self._head_dim
-        flat = project(x, self._in, batch.decode)
+        rows, heads, kv_heads, head_dim = len(x), self.heads, self.kv_heads, self.head_dim
+        flat = project(x, self.into, batch.decode)
         width = (heads + 2 * kv_heads) * head_dim
         per_head = flat[:, :width].view(rows, -1, head_dim)
-        query_key = self._norm.float32(per_head[:, : heads + kv_heads])
+        query_key = self.norm.float32(per_head[:, : heads + kv_heads])
         rope.rotate(query_key, *turn)
         query_key = query_key.to(x.dtype)
         query = query_key[:, :heads]
         keys_values = torch.cat((query_key[:, heads:], per_head[:, heads + kv_heads :]), dim=1).transpose(
             0, 1
         )
-        kv.write(self._kv_layer, batch.places, keys_values)
+        kv.write(self.kv_layer, batch.places, keys_values)
         out = self._attend(query, keys_values, batch, kv).reshape(rows, -1)
-        if self._gated:
+        if self.gated:
             out = out * torch.sigmoid(flat[:, width:])
-        return project(out, self._out, batch.decode)
+        return project(out, self.out, batch.decode)
 
     def _attend(
         self, query: torch.Tensor, keys_values: torch.Tensor, batch: Batch, kv: KvStorage
@@ -123,15 +125,15 @@ class Attention:
         done: list[torch.Tensor] = []
         for row, segments in enumerate(batch.decode_pasts):
             one = query[row].unsqueeze(1)
-            parts = [attend_all(one, *kv.read(self._kv_layer, runs), self._scale) for runs in segments]
+            parts = [attend_all(one, *kv.read(self.kv_layer, runs), self.scale) for runs in segments]
             done.append(join(parts).transpose(0, 1))
         for span in batch.spans:
             rows = slice(span.begin, span.end)
             own = query[rows].transpose(0, 1)
-            key, value = keys_values[: self._kv_heads, rows], keys_values[self._kv_heads :, rows]
-            parts = [attend_causal(own, key, value, self._scale)]
+            key, value = keys_values[: self.kv_heads, rows], keys_values[self.kv_heads :, rows]
+            parts = [attend_causal(own, key, value, self.scale)]
             if span.past:
-                parts.append(attend_all(own, *kv.read(self._kv_layer, span.past), self._scale))
+                parts.append(attend_all(own, *kv.read(self.kv_layer, span.past), self.scale))
             done.append(join(parts).transpose(0, 1))
         return done[0] if len(done) == 1 else torch.cat(done)
 
@@ -150,11 +152,11 @@ class Mlp:
 
     def __init__(self, source: Source, prefix: str, hidden: int, inner: int) -> None:
         parts = [(prefix + f"{part}_proj.weight", inner) for part in ("gate", "up")]
-        self._gate_up = source.joined(parts, hidden)
-        self._down = source.dense(prefix + "down_proj.weight", hidden, inner)
+        self.gate_up = source.joined(parts, hidden)
+        self.down = source.dense(prefix + "down_proj.weight", hidden, inner)
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return project(gated(project(x, self._gate_up, batch.decode)), self._down, batch.decode)
+        return project(gated(project(x, self.gate_up, batch.decode)), self.down, batch.decode)
 
 
 class Moe:
@@ -164,28 +166,28 @@ class Moe:
 
     def __init__(self, config: ModelConfig, source: Source, prefix: str, moe_layer: int) -> None:
         hidden, inner = config.hidden, config.shared_intermediate
-        self._experts, self._per_token = config.experts, config.experts_per_token
-        self._renormalise = config.renormalise
-        self._moe_layer = moe_layer
-        self._shared = inner
+        self.experts, self.per_token = config.experts, config.experts_per_token
+        self.renormalise = config.renormalise
+        self.moe_layer = moe_layer
+        self.shared = inner
         parts = [(prefix + "gate.weight", config.experts)]
         if inner:
             shared = prefix + "shared_expert."
             parts += [(shared + "gate_proj.weight", inner), (shared + "up_proj.weight", inner)]
             parts.append((prefix + "shared_expert_gate.weight", 1))
-            self._down = source.dense(shared + "down_proj.weight", hidden, inner)
-        self._in = source.joined(
+            self.down = source.dense(shared + "down_proj.weight", hidden, inner)
+        self.into = source.joined(
             parts, hidden
         )  # router | shared gate | shared up | gate of the shared expert
 
     def __call__(self, x: torch.Tensor, batch: Batch, pool: ExpertPool) -> torch.Tensor:
-        flat = project(x, self._in, batch.decode)
-        scores = torch.softmax(flat[:, : self._experts].float(), dim=-1)
-        weights, chosen = torch.topk(scores, self._per_token, dim=-1)
-        if self._renormalise:
+        flat = project(x, self.into, batch.decode)
+        scores = torch.softmax(flat[:, : self.experts].float(), dim=-1)
+        weights, chosen = torch.topk(scores, self.per_token, dim=-1)
+        if self.renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        out = pool.forward(self._moe_layer, x, chosen, weights.to(x.dtype), batch.decode)
-        if self._shared:
-            inner = gated(flat[:, self._experts : self._experts + 2 * self._shared])
-            out = out.addcmul_(project(inner, self._down, batch.decode), torch.sigmoid(flat[:, -1:]))
+        out = pool.forward(self.moe_layer, x, chosen, weights.to(x.dtype), batch.decode)
+        if self.shared:
+            inner = gated(flat[:, self.experts : self.experts + 2 * self.shared])
+            out = out.addcmul_(project(inner, self.down, batch.decode), torch.sigmoid(flat[:, -1:]))
         return out

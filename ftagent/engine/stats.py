@@ -22,7 +22,12 @@ class PoolStats(NamedTuple):
 
 
 class ExpertStats(NamedTuple):
-    """Expert look-ups since start, and over the last 64 steps (`recent_*`)."""
+    """Expert look-ups since start, and over the last 64 steps (`recent_*`).
+
+    Counts, bytes and times are since start. A missing expert is fetched whole, computed whole on the CPU, or
+    split between the two; what is fetched without being waited for is backfilled (after the CPU computed it)
+    or guessed (before the router asked).
+    """
 
     hits: int
     misses: int
@@ -30,6 +35,19 @@ class ExpertStats(NamedTuple):
     recent_misses: int
     evictions: int
     layer_hit_rate: tuple[float | None, ...]  # per MoE layer over the last 64 steps
+    fetched: int | None = None  # missing experts that came whole over the link
+    cpu_computed: int | None = None  # missing experts that the CPU computed whole
+    split: int | None = None  # missing experts shared by link and CPU
+    backfilled: int | None = None  # experts brought into slots behind the CPU's work
+    guessed: int | None = None  # experts brought into slots before they were asked for
+    bytes_link: int | None = None  # weights that crossed the link
+    bytes_cpu: int | None = None  # weights that the CPU read where they lie
+    link_ns: int | None = None  # time the link worked for steps
+    cpu_ns: int | None = None  # time the CPU computed experts
+    q: float | None = None  # share of the missing records that the link brought, 0..1, over recent steps
+    q_optimum: float | None = None  # the share that the cost model calls best, over the same steps
+    mode: str | None = None  # fused, offload, cpu or hybrid: how the last step was run
+    mode_reason: str | None = None  # why: the last decision of mode auto, in words
 
     @property
     def hit_rate(self) -> float | None:

@@ -50,7 +50,15 @@ def test_a_pools_name_is_escaped() -> None:
 
 
 def test_plain_names_every_field() -> None:
-    assert plain(ExpertStats(1, 2, 3, 4, 5, (0.5, None))) == {
+    optional = {
+        **dict.fromkeys(
+            ("fetched", "cpu_computed", "split", "backfilled", "guessed", "bytes_link", "bytes_cpu")
+        ),
+        **dict.fromkeys(("link_ns", "cpu_ns", "q", "q_optimum", "mode", "mode_reason")),
+    }
+    assert plain(ExpertStats(1, 2, 3, 4, 5, (0.5, None), bytes_link=7, q=0.25)) == optional | {
+        "bytes_link": 7,
+        "q": 0.25,
         "hits": 1,
         "misses": 2,
         "recent_hits": 3,

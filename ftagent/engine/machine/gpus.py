@@ -157,6 +157,6 @@ def _driver(root: Path) -> str | None:
     """The version in /proc/driver/nvidia/version, as NVML would give it."""
     with contextlib.suppress(OSError):
         text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-        match = re.search(r"Kernel Module\D*?(\d+(?:\.\d+)+)", text)
+        match = re.search(r"\s(\d+(?:\.\d+)+)\s", text)
         return match[1] if match else None
     return None

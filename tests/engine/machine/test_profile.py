@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftagent.engine.machine import profile as module
 from ftagent.engine.machine.gpus import Gpu
 from ftagent.engine.machine.probe import Cpu, Machine, Memory
 from ftagent.engine.machine.profile import (
@@ -73,7 +72,7 @@ EXAMPLE = Profile(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module.paths, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("ftagent.paths.cache_dir", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -185,11 +184,8 @@ def test_merging_keeps_machines_apart() -> None:
 
 
 def test_the_nearest_size_of_the_right_dtype_is_found() -> None:
-    figures = [
-        CpuFigures(dtype, size, "native", Line(0, 1))
-        for dtype in ("bfloat16", "float32")
-        for size in (10, 1000)
-    ]  # type: ignore[arg-type]
+    dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
+    figures = [CpuFigures(dtype, size, "native", Line(0, 1)) for dtype in dtypes for size in (10, 1000)]
     profile = replace(
         EXAMPLE, cpu=tuple(figures), link=(LinkFigures(10, Line(0, 1)), LinkFigures(1000, Line(0, 1)))
     )

@@ -96,8 +96,8 @@ class Settings(BaseModel):
     """Requests that run at the same time."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait; one more is refused."""
-    chunk_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Prompt tokens of one step at most."""
+    chunk_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Prompt tokens of one step at most. Unset: 1,024 on the CPU; on a GPU what its workspace holds."""
     constrain_tools: Literal["auto", "required"] | None = None
     """Hold tool calls to the offered schemas: always (`auto`), or only where the client requires a call."""
     host: str = "127.0.0.1"

@@ -62,7 +62,7 @@ class LocalEngine:
             runner.copy_page,
             max_running=options.max_running,
             max_waiting=options.max_waiting,
-            chunk_tokens=options.chunk_tokens,
+            chunk_tokens=options.chunk_tokens or runner.chunk_tokens,
         )
         self._worker = Worker(runner, self.scheduler, preparer.vocab)
 

@@ -29,7 +29,7 @@ class EngineOptions:
     threads: int | None = None
     max_running: int = 8
     max_waiting: int = 64
-    chunk_tokens: int = 1024
+    chunk_tokens: int | None = None
     vram: str | None = None
     ram: str | None = None
     constrain_tools: Literal["auto", "required"] | None = None

@@ -31,6 +31,8 @@ CONTEXT_SHARE = 8192  # tokens of past from which attention is worth a second th
 class Runner:
     """A loaded model with its pools. Not thread-safe: one thread calls `step`."""
 
+    chunk_tokens = 1024
+
     def __init__(
         self,
         model: Decoder,

@@ -164,8 +164,11 @@ class Scheduler:
         for piece in pieces:
             job = piece.job
             job.computed = piece.start + piece.length
-            if job.computed in job.marks and job.slot is not None:
-                self.prefix.keep(job.tokens[: job.computed], job.pages, job.slot)
+            if job.slot is None:
+                continue
+            for mark in job.marks:
+                if piece.start < mark <= job.computed:
+                    self.prefix.keep(job.tokens[:mark], job.pages, job.slot)
 
     def finish(self, job: Job, *, keep: bool = True) -> None:
         """Take a request out, wherever it is, and free what it holds.
@@ -282,6 +285,9 @@ class Scheduler:
         self.waiting.appendleft(job)  # all that wait are younger than all that run
 
     def _chunk_end(self, job: Job) -> int:
+        """The next mark, where the state has to be kept; without a recurrent state any place can be kept."""
+        if not self._states.slot_bytes:
+            return len(job.tokens)
         return next((mark for mark in job.marks if mark > job.computed), len(job.tokens))
 
     def _held(self) -> set[int]:

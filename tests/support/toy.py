@@ -99,6 +99,7 @@ class ToyRunner:
     ) -> None:
         self.kv = PagePool(pages, page_size)
         self.recurrent = ToyStates(slots)
+        self.chunk_tokens = 1024
         self.info = ModelInfo(id="toy", family="toy", context=context, vocab=VOCAB)
         self.before_step = before_step
         self.steps: list[list[Chunk]] = []

@@ -26,6 +26,13 @@ class Placement(NamedTuple):
     evicted: Key | None
 
 
+class Worth(NamedTuple):
+    """Why an expert stays: the step of its last use, and the decayed frequency of its uses then."""
+
+    step: int
+    frequency: int
+
+
 class ExpertPolicy:
     """Look-up table and replacement of `slots` slots for `layers` x `experts` experts."""
 
@@ -69,10 +76,18 @@ class ExpertPolicy:
         """Record that a resident expert is used in this step."""
         slot = self._slot_of[layer][expert]
         self._last_use[slot] = self._now
-        self._push(slot, self._count_use(layer, expert))
+        self._push(slot, self._count(layer, expert, ONE))
 
-    def place(self, layer: int, expert: int) -> Placement | None:
-        """Give a missing expert a slot and count a use. None when every slot is pinned or kept by a floor."""
+    def miss(self, layer: int, expert: int) -> None:
+        """Record a use of an expert that has no slot and may get none."""
+        assert expert not in self._slot_of[layer], f"expert {expert} of layer {layer} is resident"
+        self._count(layer, expert, ONE)
+
+    def place(self, layer: int, expert: int, used: bool = True) -> Placement | None:
+        """Give a missing expert a slot, which makes it as recent as a use does. None when every slot is
+        pinned or kept by a floor. Without `used` its frequency stays: `miss` counted the use, or there
+        was none.
+        """
         assert expert not in self._slot_of[layer], f"expert {expert} of layer {layer} is resident already"
         evicted: Key | None = None
         if self._free:
@@ -82,13 +97,37 @@ class ExpertPolicy:
             if victim is None:
                 return None
             slot = victim
-            evicted = self._owner[slot]
-            assert evicted is not None
-            del self._slot_of[evicted[0]][evicted[1]]
+            evicted = self._vacate(slot)
         self._owner[slot] = (layer, expert)
         self._slot_of[layer][expert] = slot
-        self.use(layer, expert)
+        self._last_use[slot] = self._now
+        self._push(slot, self._count(layer, expert, ONE if used else 0))
         return Placement(slot, evicted)
+
+    def evict(self, layer: int, worth: Worth | None = None) -> Placement | None:
+        """Free the slot that `place` would take for `layer`, ahead of need: the next `place` gets it.
+
+        With `worth` only if what leaves is worth less. None when there is nothing to evict.
+        """
+        victim = self._victim(layer)
+        if victim is None:
+            return None
+        owner = self._owner[victim]
+        assert owner is not None
+        mine = Worth(self._last_use[victim], self._frequency[owner][0])
+        if worth is not None and not mine < worth:
+            self._push(victim, mine.frequency)
+            return None
+        self._free.append(victim)
+        return Placement(victim, self._vacate(victim))
+
+    def remove(self, layer: int, expert: int) -> int:
+        """Take an expert out of its slot, which must not be pinned; the slot is free then."""
+        slot = self._slot_of[layer][expert]
+        assert self._pins[slot] == 0, f"slot {slot} is pinned"
+        self._vacate(slot)
+        self._free.append(slot)
+        return slot
 
     def pin(self, slot: int) -> None:
         self._pins[slot] += 1
@@ -101,6 +140,23 @@ class ExpertPolicy:
         """Uses so far in units of ONE, halved for every HALF_LIFE steps since each."""
         value, step = self._frequency.get((layer, expert), (0, self._now))
         return value >> ((self._now - step) // HALF_LIFE)
+
+    def worth(self, layer: int, expert: int) -> Worth:
+        """What the last use or miss of an expert made it worth; nothing if there was none."""
+        value, step = self._frequency.get((layer, expert), (0, 0))
+        return Worth(step, value)
+
+    def frequencies(self) -> list[int]:
+        """Decayed frequency of every expert, [layers * experts]: the heat to keep between runs."""
+        keys = ((layer, expert) for layer in range(self.layers) for expert in range(self.experts))
+        return [self.frequency(*key) for key in keys]
+
+    def restore(self, frequencies: list[int]) -> None:
+        """Set every expert's frequency, as of this step, from what `frequencies` gave."""
+        assert len(frequencies) == self.layers * self.experts, f"{len(frequencies)=}"
+        for place, value in enumerate(frequencies):
+            self._frequency[divmod(place, self.experts)] = (value, self._now)
+        self._rebuild()
 
     def check_integrity(self) -> None:
         """Raise AssertionError when table, owners and free list disagree."""
@@ -144,14 +200,24 @@ class ExpertPolicy:
             return None
         return self._last_use[slot], self._frequency[owner][0], slot
 
-    def _count_use(self, layer: int, expert: int) -> int:
-        value = self.frequency(layer, expert) + ONE
+    def _vacate(self, slot: int) -> Key:
+        owner = self._owner[slot]
+        assert owner is not None
+        del self._slot_of[owner[0]][owner[1]]
+        self._owner[slot] = None
+        return owner
+
+    def _count(self, layer: int, expert: int, uses: int) -> int:
+        value = self.frequency(layer, expert) + uses
         self._frequency[layer, expert] = (value, self._now)
         return value
 
     def _push(self, slot: int, frequency: int) -> None:
         heapq.heappush(self._heap, (self._last_use[slot], frequency, slot))
         if len(self._heap) > 8 * self.slots + 64:
-            live = [self._entry(slot) for slot in range(self.slots)]
-            self._heap = [entry for entry in live if entry is not None]
-            heapq.heapify(self._heap)
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        live = [self._entry(slot) for slot in range(self.slots)]
+        self._heap = [entry for entry in live if entry is not None]
+        heapq.heapify(self._heap)

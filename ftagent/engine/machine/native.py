@@ -1,9 +1,9 @@
 """Builds and loads the native library: all C++ files of `native/` in one shared object, a plain C interface.
 
-Compiled on first use (a few seconds) and kept in the user's cache under a name that holds the hash of sources,
+Compiled on first use (a few seconds) and kept in the user's cache under a name with the hash of sources,
 flags, compiler and architecture. Nothing is compiled for the processor at hand: each kernel file has the
-flags of its instruction set and the library picks one at run time, so a shared object that was built elsewhere
-(`build_into`, for wheels) serves as well. Knows nothing of what the sources compute.
+flags of its instruction set and the library picks one at run time, so a shared object built elsewhere serves
+as well (`build_into`, for wheels). Knows nothing of what the sources compute.
 """
 
 from __future__ import annotations

@@ -46,6 +46,11 @@ class Executor {
     // True when the job is done. False on time-out: the executor is broken from then on, and `done` is not written.
     bool wait(int64_t timeout_ns);
 
+    // Seconds of one pass of all workers over `bytes` at `data` (64-byte aligned), only reading: what the kernels are
+    // measured against. Negative: broken, busy or timed out.
+    double read(const void* data, int64_t bytes, int64_t timeout_ns);
+
+    bool usable() const;  // there is a kernel for the dtype, memory for the sums, and at least one thread
     bool broken() const;
     int stuck_worker() const;  // the first worker that had not finished at the time-out, -1 if not broken
     int threads() const;
@@ -60,5 +65,3 @@ class Executor {
 };
 
 }  // namespace ft
-
-// What Python gets from ft_executor_new: the address of an ft::Executor.

@@ -17,7 +17,8 @@ from ftagent.engine.api import ModelInfo
 from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage, PagePool
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape
-from ftagent.engine.experts.loading import ExpertNames, check_experts, fill_bank, find_names, stored_format
+from ftagent.engine.experts.filling import BankFiller
+from ftagent.engine.experts.loading import ExpertNames, check_experts, find_names, stored_format
 from ftagent.engine.experts.pool import ExpertPool
 from ftagent.engine.experts.sizing import slots_from_option
 from ftagent.engine.experts.slots import SlotStore
@@ -227,10 +228,10 @@ def _experts(
     if not stored.names:
         return None
     shape = _expert_shape(plan.config)
-    banks = []
-    for names, layer_format in zip(stored.names, stored.formats, strict=True):
-        bank = ExpertBank(plan.config.experts, shape, layer_format)
-        fill_bank(checkpoint, names, bank)
-        banks.append(bank)
+    banks = [ExpertBank(plan.config.experts, shape, layer_format) for layer_format in stored.formats]
+    with BankFiller(
+        checkpoint, list(zip(stored.names, banks, strict=True)), torch.get_num_threads()
+    ) as filler:
+        filler.wait()
     store = SlotStore(plan.slots, shape, plan.dtype, device, stored.shared)
     return ExpertPool(banks, store, plan.mode, plan.config.experts_per_token, plan.dtype)

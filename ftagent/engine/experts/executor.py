@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ftagent.engine.experts.bank import ExpertBank
-from ftagent.engine.experts.slots import ExpertWeights
+from ftagent.engine.kernels.experts import ExpertWeights, expert_weights
 
 
 class CpuExecutor:
@@ -21,17 +21,14 @@ class CpuExecutor:
 
     def __init__(self, banks: Sequence[ExpertBank], dtype: torch.dtype) -> None:
         self._banks = banks
-        hidden, inner = banks[0].shape
         self._dtype = dtype
-        self._scratch = ExpertWeights(
-            torch.empty(2 * inner, hidden, dtype=dtype), torch.empty(hidden, inner, dtype=dtype)
-        )
+        hidden, inner = banks[0].shape
+        self._scratch = expert_weights(torch.empty(inner, 3, hidden, dtype=dtype))
 
     def weights(self, layer: int, expert: int) -> ExpertWeights:
         """Valid until the next call."""
         bank = self._banks[layer]
         if bank.format.dtype == self._dtype:
-            row = bank.row(expert)
-            return ExpertWeights(row.gate_up, row.down)
-        bank.decode(expert, *self._scratch)
+            return bank.weights(expert)
+        bank.decode(expert, self._scratch.records)
         return self._scratch

@@ -1,4 +1,4 @@
-"""Where a checkpoint keeps its routed experts, and how they get into a bank.
+"""Where a checkpoint keeps its routed experts, and how one of them gets into its row of a bank.
 
 Two layouts (Qwen3 MoE and Qwen3.5 MoE releases): stacked, `mlp.experts.gate_up_proj` [E, 2I, H] with gate
 rows first and `mlp.experts.down_proj` [E, H, I]; or one matrix each,
@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape
-from ftagent.engine.weights.formats import FP8
+from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape, QuantisedRow
+from ftagent.engine.kernels.experts import write_down
+from ftagent.engine.weights.formats import FP8, dequantise
 from ftagent.engine.weights.safetensors import Checkpoint
 from ftagent.engine.weights.source import Checker, scale_name
 from ftagent.errors import LoadFailed
@@ -65,34 +66,75 @@ def stored_format(checkpoint: Checkpoint, names: ExpertNames, experts: int) -> E
     return ExpertFormat(dtypes.pop(), parts=1 if names.stacked else 2)
 
 
-def fill_bank(checkpoint: Checkpoint, names: ExpertNames, bank: ExpertBank) -> None:
-    """Copy all experts of a layer from the file's mapping into `bank`, one at a time."""
-    for expert in range(bank.experts):
-        row = bank.row(expert)
-        weights, scales = _read(checkpoint, names, expert)
-        inner = bank.shape.intermediate
-        if names.stacked:
-            row.gate_up.copy_(weights[0])
-        else:
-            row.gate_up[:inner].copy_(weights[0])
-            row.gate_up[inner:].copy_(weights[1])
-        row.down.copy_(weights[-1])
-        if row.gate_up_scales is not None and row.down_scales is not None:
-            for part, grid in enumerate(scales[:-1]):
-                row.gate_up_scales[part].copy_(grid)
-            row.down_scales.copy_(scales[-1])
-        for name in names.matrices(expert):
-            checkpoint.forget(name, *((expert, bank.experts) if names.stacked else (0, 1)))
+def fill_expert(pieces: PieceReader, names: ExpertNames, bank: ExpertBank, expert: int) -> None:
+    """Bring one expert from the checkpoint's files into its row. Safe from several threads, each with its own
+    `pieces`.
+    """
+    part = (expert, bank.experts) if names.stacked else (0, 1)
+    pieces.reset()
+    if bank.quantised:
+        _fill_quantised(pieces, names.matrices(expert), part, bank.quantised_row(expert))
+        return
+    records = bank.records(expert)
+    *sides, down = names.matrices(expert)
+    if names.stacked:
+        both = pieces.plain(sides[0], part, records.dtype)
+        records[:, :2].copy_(both.view(2, -1, bank.shape.hidden).transpose(0, 1))
+    else:
+        for side, name in enumerate(sides):
+            records[:, side].copy_(pieces.plain(name, part, records.dtype))
+            pieces.reset()
+    pieces.reset()
+    write_down(records, pieces.plain(down, part, records.dtype))
 
 
-def _read(
-    checkpoint: Checkpoint, names: ExpertNames, expert: int
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    weights, scales = [], []
-    for name in names.matrices(expert):
-        stored = checkpoint.tensor(name)
-        weights.append(stored[expert] if names.stacked else stored)
-        if stored.dtype == FP8:
-            grid = checkpoint.tensor(scale_name(name))
-            scales.append(grid[expert] if names.stacked else grid)
-    return weights, scales
+def _fill_quantised(
+    pieces: PieceReader, matrices: tuple[str, ...], part: tuple[int, int], row: QuantisedRow
+) -> None:
+    *sides, down = matrices
+    targets = (*row.gate_up.chunk(len(sides)), row.down)
+    grids = (*row.gate_up_scales.unbind(0), row.down_scales)
+    for name, target, grid in zip((*sides, down), targets, grids, strict=True):
+        pieces.into(name, part, target)
+        grid.copy_(pieces.piece(scale_name(name), part))
+
+
+class PieceReader:
+    """Reads tensors, or equal parts of them, into one buffer that is used again and again. For one thread."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def reset(self) -> None:
+        """What was read before may be overwritten."""
+        self._used = 0
+
+    def piece(self, name: str, part: tuple[int, int]) -> torch.Tensor:
+        """Part (index, of how many along the first dimension) of a tensor in its stored dtype; part (0, 1) is
+        the whole. Valid until the next `reset`.
+        """
+        entry = self._checkpoint.entries[name]
+        index, count = part
+        size = (entry.end - entry.begin) // count
+        begin = -(-self._used // 64) * 64
+        if begin + size > len(self._buffer):
+            # Views of the old buffer keep it alive for as long as they are used.
+            self._buffer, begin = torch.empty(max(size, len(self._buffer)), dtype=torch.uint8), 0
+        self._used = begin + size
+        raw = self._buffer[begin : begin + size]
+        self._checkpoint.read_into(name, raw, index, count)
+        shape = entry.shape if count == 1 else entry.shape[1:]
+        return raw.view(self._checkpoint.dtype(name)).view(shape)
+
+    def into(self, name: str, part: tuple[int, int], target: torch.Tensor) -> None:
+        """Read straight into a contiguous `target` of the stored dtype."""
+        self._checkpoint.read_into(name, target.view(torch.uint8).view(-1), *part)
+
+    def plain(self, name: str, part: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """The values of a part: FP8 dequantised to `dtype`, others as stored (a copy converts them)."""
+        stored = self.piece(name, part)
+        if stored.dtype != FP8:
+            return stored
+        return dequantise(stored, self.piece(scale_name(name), part), dtype)

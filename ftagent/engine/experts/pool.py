@@ -18,8 +18,14 @@ from ftagent.engine.experts.costs import CostModel, choose_fetches
 from ftagent.engine.experts.counters import ExpertCounters
 from ftagent.engine.experts.executor import CpuExecutor
 from ftagent.engine.experts.policy import ExpertPolicy
-from ftagent.engine.experts.slots import ExpertWeights, SlotStore
-from ftagent.engine.kernels.experts import combine, expert_group, expert_vectors
+from ftagent.engine.experts.slots import SlotStore
+from ftagent.engine.kernels.experts import (
+    ExpertWeights,
+    VectorScratch,
+    combine,
+    expert_group,
+    expert_vectors,
+)
 from ftagent.engine.options import Mode
 from ftagent.engine.stats import ExpertStats
 
@@ -44,6 +50,7 @@ class ExpertPool:
             len(banks), experts, slots.count, floor=min(per_token, slots.count // len(banks))
         )
         self._executor = CpuExecutor(banks, dtype)
+        self._scratch = VectorScratch(banks[0].shape.intermediate, dtype)
         self._counters = ExpertCounters(len(banks))
         self._costs = CostModel()
         self._fill()
@@ -81,7 +88,7 @@ class ExpertPool:
                 if slot is None:
                     continue
                 truth = self._executor.weights(layer, expert)
-                same = all(torch.equal(a, b) for a, b in zip(self._store[slot], truth, strict=True))
+                same = torch.equal(self._store[slot].records, truth.records)
                 assert same, f"slot {slot} differs from expert {expert} of layer {layer}"
 
     def forward(
@@ -106,7 +113,7 @@ class ExpertPool:
                 )
                 if wanted:
                     places = torch.tensor(wanted)
-                    pairs[places] = expert_group(x[places // per_token], *expert_weights)
+                    pairs[places] = expert_group(x[places // per_token], expert_weights)
         return combine(pairs.view(rows, per_token, -1), weights)
 
     def _forward_resident(
@@ -120,7 +127,8 @@ class ExpertPool:
         expert_vectors(
             [vectors[pair // self._per_token] for pair in range(len(experts))],
             [ready[expert] for expert in experts],
-            list(pairs.unbind(0)),
+            pairs.unbind(0),
+            self._scratch,
         )
         self._counters.record(layer, len(set(experts)), 0, 0)
         return combine(pairs.view(len(vectors), self._per_token, -1), weights)
@@ -143,6 +151,7 @@ class ExpertPool:
                 [vectors[pair // self._per_token] for pair, _ in work],
                 [w for _, w in work],
                 [targets[pair] for pair, _ in work],
+                self._scratch,
             )
 
     def _ready(self, layer: int, by_expert: Rows) -> Iterator[dict[int, ExpertWeights]]:

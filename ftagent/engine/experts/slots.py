@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from ftagent.engine.experts.bank import ExpertBank, ExpertShape
+from ftagent.engine.kernels.experts import ExpertWeights, expert_weights
 
 SLAB_SLOTS = 64
+ALIGNMENT = 256  # bytes; products of equal values on differently aligned rows may differ in their last bits
 
 
-class ExpertWeights(NamedTuple):
-    """One expert ready to compute with: gate_up [2I, H] (gate rows first), down [H, I]."""
-
-    gate_up: torch.Tensor
-    down: torch.Tensor
+def slot_bytes(shape: ExpertShape, itemsize: int) -> int:
+    """Memory of one slot: its records [I, 3, H], up to the next slot."""
+    return -(-shape.weights() * itemsize // ALIGNMENT) * ALIGNMENT
 
 
 class SlotStore:
@@ -30,27 +28,43 @@ class SlotStore:
     ) -> None:
         self.count = count
         self.shared = shared
-        self.slot_bytes = shape.weights() * dtype.itemsize
+        self.device = device
+        self.dtype = dtype
+        self.slot_bytes = slot_bytes(shape, dtype.itemsize)
         self._slots: list[ExpertWeights] = []
-        hidden, inner = shape
         if shared:
             empty = torch.empty(0, dtype=dtype)
-            self._slots = [ExpertWeights(empty, empty)] * count
-        for first in range(0, 0 if shared else count, SLAB_SLOTS):
+            self._slots = [ExpertWeights(empty, empty, empty, empty)] * count
+            return
+        hidden, inner = shape
+        stride = self.slot_bytes // dtype.itemsize
+        for first in range(0, count, SLAB_SLOTS):
             slots = min(SLAB_SLOTS, count - first)
-            gate_up = torch.empty(slots, 2 * inner, hidden, dtype=dtype, device=device)
-            down = torch.empty(slots, hidden, inner, dtype=dtype, device=device)
-            self._slots += [
-                ExpertWeights(*pair) for pair in zip(gate_up.unbind(0), down.unbind(0), strict=True)
-            ]
+            slab = torch.empty(slots * stride + ALIGNMENT // dtype.itemsize, dtype=dtype, device=device)
+            begin = -slab.data_ptr() % ALIGNMENT // dtype.itemsize
+            rows = slab[begin : begin + slots * stride].view(slots, stride)[:, : shape.weights()]
+            self._slots += [expert_weights(row.view(inner, 3, hidden)) for row in rows.unbind(0)]
 
     def __getitem__(self, slot: int) -> ExpertWeights:
         return self._slots[slot]
 
-    def fetch(self, slot: int, bank: ExpertBank, expert: int) -> None:
-        """Bring an expert of `bank` into a slot."""
+    def addresses(self) -> torch.Tensor:
+        """int64 [slots] on the CPU: where the records of each slot lie in the device's memory."""
+        assert not self.shared, "shared slots lie in the banks"
+        return torch.tensor([slot.records.data_ptr() for slot in self._slots], dtype=torch.int64)
+
+    def fetch(
+        self, slot: int, bank: ExpertBank, expert: int, stream: torch.cuda.Stream | None = None
+    ) -> None:
+        """Bring an expert of `bank` into a slot.
+
+        On a CUDA device the copy is queued on `stream` (default: the current one) and this returns at once
+        when the bank is pinned; the bank holds records in the compute dtype.
+        """
         if self.shared:
-            row = bank.row(expert)
-            self._slots[slot] = ExpertWeights(row.gate_up, row.down)
+            self._slots[slot] = bank.weights(expert)
+        elif self.device.type == "cuda":
+            with torch.cuda.stream(stream):
+                self._slots[slot].records.copy_(bank.records(expert), non_blocking=bank.pinned)
         else:
-            bank.decode(expert, *self._slots[slot])
+            bank.decode(expert, self._slots[slot].records)

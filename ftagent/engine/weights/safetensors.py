@@ -1,4 +1,5 @@
-"""A Hugging Face checkpoint directory, checked from its headers before anything is mapped, then read by mmap.
+"""A Hugging Face checkpoint directory, checked from its headers before anything is mapped, then read by mmap
+(`tensor`), or piece by piece into memory of the caller (`read_into`).
 
 Format: https://github.com/huggingface/safetensors (eight bytes header length, JSON header, data). Only files
 in the directory itself count; copies of shards in sub-folders are ignored. Knows no model and no tensor's
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
+import threading
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -57,6 +60,8 @@ class Checkpoint:
         self.directory = directory
         self.entries = entries
         self._maps: dict[Path, mmap.mmap] = {}
+        self._files: dict[Path, int] = {}
+        self._opening = threading.Lock()
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries
@@ -79,18 +84,49 @@ class Checkpoint:
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
 
-    def forget(self, name: str, part: int = 0, parts: int = 1) -> None:
-        """Give back the memory in which `part` of `parts` equal parts of a tensor was read.
+    def read_into(self, name: str, target: torch.Tensor, part: int = 0, parts: int = 1) -> None:
+        """Read `part` of `parts` equal parts of a tensor's bytes into `target` (uint8, of exactly that size).
 
-        Pages of a mapping count for the process as long as they stay mapped: without this a model would need
-        its size twice while it is loaded. A tensor that is touched again is read from the file again.
+        Safe to call from several threads; the process maps nothing. Raises LoadFailed when the file has
+        become shorter or cannot be read.
         """
         entry = self.entries[name]
         size = (entry.end - entry.begin) // parts
-        begin = max(entry.begin + part * size - FAULT_AROUND_BYTES, 0) // mmap.PAGESIZE * mmap.PAGESIZE
-        if size and entry.file in self._maps:
-            length = entry.begin + (part + 1) * size - begin
-            self._maps[entry.file].madvise(mmap.MADV_DONTNEED, begin, length)
+        assert target.shape == (size,), f"{name}: {tuple(target.shape)} bytes for {size}"
+        memory = target.numpy().data
+        begin, done = entry.begin + part * size, 0
+        while done < size:
+            try:
+                count = os.preadv(self._file(entry.file), [memory[done:]], begin + done)
+            except OSError as error:
+                raise LoadFailed(f"{entry.file}: cannot be read ({error.strerror})") from error
+            if count == 0:
+                raise LoadFailed(f"{entry.file}: cut short while it was read, at byte {begin + done}")
+            done += count
+
+    def close(self) -> None:
+        """Close the files that `read_into` has opened. They are opened again when needed."""
+        with self._opening:
+            for file in self._files.values():
+                os.close(file)
+            self._files.clear()
+
+    def forget(self, name: str) -> None:
+        """Give back the memory in which a tensor was read.
+
+        Pages of a mapping count for the process as long as they stay mapped. A tensor that is touched again
+        is read from the file again.
+        """
+        entry = self.entries[name]
+        begin = max(entry.begin - FAULT_AROUND_BYTES, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+        if entry.end > entry.begin and entry.file in self._maps:
+            self._maps[entry.file].madvise(mmap.MADV_DONTNEED, begin, entry.end - begin)
+
+    def _file(self, file: Path) -> int:
+        with self._opening:
+            if file not in self._files:  # a second opening would leak the first
+                self._files[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            return self._files[file]
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:

@@ -154,7 +154,8 @@ class Reader:
         scales = self._checkpoint.tensor(scale_name(name)) if stored.dtype == FP8 else None
         plain = dequantise(stored, scales, dtype)
         # A tensor that needed no conversion still lies in the file's mapping.
-        own = plain.clone() if plain.data_ptr() == stored.data_ptr() else plain.to(self._device)
+        mapped = plain.data_ptr() == stored.data_ptr()
+        own = plain.clone() if mapped and self._device.type == "cpu" else plain.to(self._device)
         self._checkpoint.forget(name)
         return own
 

@@ -57,15 +57,42 @@ def test_reads_what_the_reference_wrote(single: Path) -> None:
         assert torch.equal(found, tensor)
 
 
-@pytest.mark.parametrize(("part", "parts"), [(0, 1), (0, 3), (2, 3)])
-def test_a_forgotten_tensor_is_read_again(single: Path, part: int, parts: int) -> None:
+def test_a_forgotten_tensor_is_read_again(single: Path) -> None:
     checkpoint = open_checkpoint(single)
     checkpoint.forget("a")  # nothing was read yet
     kept = checkpoint.tensor("a")
     for name, tensor in TENSORS.items():
-        checkpoint.forget(name, part, parts)
+        checkpoint.forget(name)
         assert torch.equal(checkpoint.tensor(name), tensor)
     assert torch.equal(kept, TENSORS["a"])
+
+
+def test_reads_parts_into_memory_of_the_caller(sharded: Path) -> None:
+    checkpoint = open_checkpoint(sharded)
+    for name in ("a", "b"):
+        whole = TENSORS[name]
+        target = torch.empty_like(whole)
+        checkpoint.read_into(name, target.view(torch.uint8).view(-1))
+        assert torch.equal(target, whole)
+        for part, expected in enumerate(whole):
+            piece = torch.empty(expected.nbytes, dtype=torch.uint8)
+            checkpoint.read_into(name, piece, part, len(whole))
+            assert torch.equal(piece.view(whole.dtype), expected.reshape(-1))
+        checkpoint.close()
+
+
+def test_a_file_that_became_shorter_is_named(single: Path) -> None:
+    checkpoint = open_checkpoint(single)
+    file = single / "model.safetensors"
+    with file.open("rb+") as opened:
+        opened.truncate(9)
+    entry = checkpoint.entries["a"]
+    with pytest.raises(LoadFailed, match=r"model\.safetensors: cut short while it was read, at byte"):
+        checkpoint.read_into("a", torch.empty(entry.end - entry.begin, dtype=torch.uint8))
+    checkpoint.close()
+    file.unlink()
+    with pytest.raises(LoadFailed, match=r"model\.safetensors: cannot be read"):
+        checkpoint.read_into("a", torch.empty(entry.end - entry.begin, dtype=torch.uint8))
 
 
 def test_reads_tensors_at_odd_addresses(tmp_path: Path) -> None:

@@ -1,0 +1,225 @@
+"""The end of a mixture-of-experts layer in a decode step: all its parts are added to the residual.
+
+x[row] += sum over ranks, in their order, of weight * (partial sums of `experts`), then the same of what the
+host computed, then the shared expert. Where the host computes something, the first program waits for it and
+lets the others know; a row without a part of the host's waits for nothing.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: PLR0913 (a kernel takes what it takes)
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ftagent.engine.kernels.gpu.expert_plan import NO_HOST, ExpertStep
+from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
+from ftagent.engine.kernels.gpu.signals import acquire, publish, wait_for_epoch
+
+COLUMNS = 16  # of H in one program: at H = 2048 one program a multiprocessor of a large device
+INNER = 512  # of the shared expert's intermediate in one piece
+
+
+class SharedExpert(NamedTuple):
+    """The expert that every token uses. Its gate and up rows are among those of the router, so their products
+    are in `flat` float32 [B, >= at + 2 * inner + 1]: from column `at` gate | up | logit of its weight.
+    down T [H, inner].
+    """
+
+    flat: torch.Tensor
+    at: int
+    down: torch.Tensor
+
+
+def combine_step(
+    step: ExpertStep,
+    layer: int,
+    weights: torch.Tensor,
+    seen: torch.Tensor,
+    shared: SharedExpert | None,
+    x: torch.Tensor,
+) -> None:
+    """x float32 [B, H] += the layer's output for live rows, after `experts_step` of the same step and layer.
+
+    weights float32 [B, k], seen int32 [B, k] of `route`.
+    """
+    plan, tables, host, epoch, rows, partial = step
+    (batch, hidden), per_token = x.shape, weights.shape[1]
+    met = NO_HOST if host is None else host
+    with_host = int(host is not None)
+    inner = 0 if shared is None else shared.down.shape[1]
+    blocks = triton.cdiv(hidden, COLUMNS)
+    launch(
+        combine_kernel,
+        (with_host + batch * blocks,),
+        partial, weights, seen, tables.plan_slot, tables.plan_cut, tables.done_ready, tables.fail, epoch,
+        rows, x if shared is None else shared.flat, x if shared is None else shared.down, x,
+        met.done, met.y, layer,
+        warps=4,
+        P=batch * per_token,
+        PP=triton.next_power_of_2(batch * per_token),
+        K=per_token,
+        KP=triton.next_power_of_2(per_token),
+        H=hidden,
+        BN=COLUMNS,
+        BLOCKS=blocks,
+        RECORDS=plan.intermediate,
+        RUN=plan.run,
+        CHUNKS=plan.chunks,
+        CP=triton.next_power_of_2(plan.chunks),
+        WIDTH=0 if shared is None else shared.flat.stride(0),
+        AT=0 if shared is None else shared.at,
+        INNER=inner,
+        BI=min(INNER, triton.next_power_of_2(max(1, inner))),
+        HOST=with_host,
+        PATIENCE=met.patience_ns,
+    )  # fmt: skip
+
+
+@triton.jit
+def _cut(
+    seen, plan_slot, plan_cut, layer, pair, mask, P: tl.constexpr, RECORDS: tl.constexpr, HOST: tl.constexpr
+):
+    """(device, host): records [0, device) of each pair are in `partial`, and whether the host has others.
+
+    A pair that neither hit nor has a plan that gives it something counts nowhere.
+    """
+    hit = tl.load(seen + pair, mask=mask, other=-1) >= 0
+    device = tl.where(hit, RECORDS, 0)
+    host = hit & False
+    if HOST:
+        missed = mask & (hit == 0)
+        slot = tl.load(plan_slot + layer * P + pair, mask=missed, other=-1)
+        cut = tl.load(plan_cut + layer * P + pair, mask=missed, other=RECORDS)
+        device = tl.where(missed & (slot >= 0), cut, device)
+        host = missed & (cut < RECORDS)
+    return device, host
+
+
+@triton.jit
+def _meet_host(
+    seen, plan_slot, plan_cut, done_ready, fail, epoch, from_done, layer, live, patience,
+    P: tl.constexpr, PP: tl.constexpr, RECORDS: tl.constexpr,
+):  # fmt: skip
+    """Wait for the host's part, if it has one, and let the other programs know."""
+    pair = tl.arange(0, PP)
+    _, host = _cut(seen, plan_slot, plan_cut, layer, pair, pair < live, P, RECORDS, True)
+    if tl.sum(host.to(tl.int32), 0) > 0:
+        flag = from_done.to(tl.pointer_type(tl.int32)) + layer * 16
+        answer = wait_for_epoch(flag, epoch, patience)
+        acquire(True)
+        tl.store(fail, 1, mask=answer != epoch)
+        publish(done_ready + layer, tl.where(answer == epoch, epoch, -epoch), False)
+
+
+@triton.jit
+def _host_part(
+    weights, host, done_ready, fail, epoch, from_y, layer, row, columns, inside, patience,
+    K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr,
+):  # fmt: skip
+    """[BN]: sum over ranks of weight * y, where `host` [KP] says that there is a y."""
+    ready = wait_for_epoch(done_ready + layer, epoch, patience)
+    acquire(True)
+    tl.store(fail, 1, mask=ready != epoch)
+    rank = tl.arange(0, KP)
+    y = from_y.to(tl.pointer_type(tl.float32)) + (row * K + rank)[:, None] * H + columns[None, :]
+    there = host & (rank < tl.where(ready == epoch, K, 0))
+    parts = tl.load(y, mask=there[:, None] & inside[None, :], other=0.0, volatile=True)
+    share = tl.load(weights + row * K + rank, mask=rank < K, other=0.0)
+    return tl.sum(parts * share[:, None], 0)
+
+
+@triton.jit
+def _shared_part(
+    flat, down, first, columns, inside, row,
+    H: tl.constexpr, WIDTH: tl.constexpr, AT: tl.constexpr, INNER: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    """[BN]: sigmoid(weight's logit) * down @ (silu(gate) * up); `first` is the first piece of down."""
+    base = flat + row * WIDTH + AT
+    total = tl.zeros_like(columns).to(tl.float32)
+    for begin in tl.static_range(0, INNER, BI):
+        i = begin + tl.arange(0, BI)
+        gate = tl.load(base + i, mask=i < INNER, other=0.0)
+        up = tl.load(base + INNER + i, mask=i < INNER, other=0.0)
+        act = gate / (1.0 + tl.exp(-gate)) * up
+        if begin == 0:
+            piece = first
+        else:
+            piece = _piece(down, columns, inside, i, INNER)
+        total += tl.sum(piece.to(tl.float32) * act[None, :], 1)
+    return total / (1.0 + tl.exp(-tl.load(base + 2 * INNER)))
+
+
+@triton.jit
+def _piece(down, columns, inside, i, INNER: tl.constexpr):
+    """[BN, BI] of down."""
+    at = down + columns[:, None] * INNER + i[None, :]
+    return tl.load(at, mask=inside[:, None] & (i < INNER)[None, :], other=0.0)
+
+
+@triton.jit
+def _device_part(
+    partial, weights, seen, plan_slot, plan_cut, layer, row, columns, inside,
+    P: tl.constexpr, K: tl.constexpr, H: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr,
+    CHUNKS: tl.constexpr, CP: tl.constexpr, HOST: tl.constexpr,
+):  # fmt: skip
+    """[BN]: sum over ranks of weight * sum over chunks."""
+    chunk = tl.arange(0, CP)
+    total = tl.zeros_like(columns).to(tl.float32)
+    for rank in tl.static_range(K):
+        pair = row * K + rank
+        device, _ = _cut(seen, plan_slot, plan_cut, layer, pair, pair >= 0, P, RECORDS, HOST)
+        there = (chunk < CHUNKS) & (chunk * RUN < device)
+        at = partial + (pair * CHUNKS + chunk)[:, None] * H + columns[None, :]
+        parts = tl.load(at, mask=there[:, None] & inside[None, :], other=0.0)
+        total += tl.sum(parts, 0) * tl.load(weights + pair)
+    return total
+
+
+@triton.jit(do_not_specialize=["layer"])
+def combine_kernel(
+    partial, weights, seen, plan_slot, plan_cut, done_ready, fail, epoch, rows, flat, down, x,
+    from_done, from_y, layer,
+    P: tl.constexpr, PP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr,
+    BLOCKS: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr, CHUNKS: tl.constexpr, CP: tl.constexpr,
+    WIDTH: tl.constexpr, AT: tl.constexpr, INNER: tl.constexpr, BI: tl.constexpr, HOST: tl.constexpr,
+    PATIENCE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    live = tl.load(rows)
+    work = tl.program_id(0) - HOST
+    if work < 0:
+        if HOST:
+            wait_for_inputs(PDL)
+            patience = tl.where(tl.load(fail) == 0, tl.full((), PATIENCE, tl.int64), 0)
+            _meet_host(
+                seen, plan_slot, plan_cut, done_ready, fail, tl.load(epoch), from_done, layer, live * K,
+                patience, P, PP, RECORDS,
+            )  # fmt: skip
+    elif work // BLOCKS < live:
+        row = work // BLOCKS
+        columns = (work % BLOCKS) * BN + tl.arange(0, BN)
+        inside = columns < H
+        if INNER > 0:  # the shared expert's weights depend on nothing: they come while the experts still run
+            first = _piece(down, columns, inside, tl.arange(0, BI), INNER)
+        wait_for_inputs(PDL)
+        total = _device_part(
+            partial, weights, seen, plan_slot, plan_cut, layer, row, columns, inside,
+            P, K, H, RECORDS, RUN, CHUNKS, CP, HOST,
+        )  # fmt: skip
+        if INNER > 0:
+            total += _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
+        if HOST:
+            rank = tl.arange(0, KP)
+            _, host = _cut(seen, plan_slot, plan_cut, layer, row * K + rank, rank < K, P, RECORDS, True)
+            if tl.sum(host.to(tl.int32), 0) > 0:
+                patience = tl.where(tl.load(fail) == 0, tl.full((), 2 * PATIENCE, tl.int64), 0)
+                total += _host_part(
+                    weights, host, done_ready, fail, tl.load(epoch), from_y, layer, row, columns, inside,
+                    patience, K, KP, H,
+                )  # fmt: skip
+        at = x + row * H + columns
+        tl.store(at, tl.load(at, mask=inside) + total, mask=inside)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ftagent import demo
 from ftagent.engine import bench
 from ftagent.engine.api import GenerateRequest, ModelInfo
-from ftagent.errors import ConfigError, EngineError
+from ftagent.engine.stats import ExpertStats, Snapshot
+from ftagent.errors import ConfigError, EngineError, LoadFailed
 from ftagent.events import Event, Failed, Finished, Progress, TextDelta, Usage
+from tests.support.scripted import ScriptedEngine
 
 
 class Clocked:
@@ -23,6 +28,11 @@ class Clocked:
         self.per_token = per_token
         self.prompts: list[tuple[int, ...]] = []
         self.fails = False
+        self.experts: ExpertStats | None = None
+
+    def stats(self) -> Snapshot:
+        blank = ScriptedEngine(lambda request: []).stats()
+        return replace(blank, experts=self.experts)
 
     def clock(self) -> float:
         return self.now
@@ -44,6 +54,10 @@ class Clocked:
         for index in range(tokens):
             self.now += rate if index else 0
             yield TextDelta("x")
+        if self.experts is not None:
+            known = self.experts
+            link = None if known.bytes_link is None else known.bytes_link + 100
+            self.experts = known._replace(hits=known.hits + 30, misses=known.misses + 10, bytes_link=link)
         yield Finished("length", Usage(len(request.prompt), tokens))
 
 
@@ -85,3 +99,29 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     engine.fails = True
     with pytest.raises(EngineError, match="out of memory"):
         bench.bench_prefill(engine, tokens=100, repeats=1)
+
+
+def test_experts_are_counted_over_the_measured_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(monkeypatch, [1.0] * 8, [1.0] * 8)
+    result = bench.bench_decode(engine, context=64, tokens=4, repeats=2)
+    assert result.experts is None
+    engine.experts = ExpertStats(500, 7, 9, 9, 3, (0.5,), bytes_link=1000, q=0.25, mode="hybrid")
+    found = bench.bench_decode(engine, context=64, tokens=4, repeats=2).experts  # and one run to warm up
+    assert found is not None
+    assert (found.hits, found.misses, found.evictions, found.bytes_link) == (60, 20, 0, 200)
+    assert found.hit_rate == 0.75
+    assert (found.q, found.q_optimum, found.mode, found.bytes_cpu) == (0.25, None, "hybrid", None)
+    assert found.layer_hit_rate == (0.5,)
+    prefill = bench.bench_prefill(engine, tokens=100, repeats=1).experts
+    assert prefill is not None
+    assert (prefill.hits, prefill.misses, prefill.bytes_link) == (30, 10, 100)
+
+
+def test_the_experts_sizes_are_those_of_the_model(tmp_path: Path) -> None:
+    sizes = bench.model_expert_sizes("demo")
+    assert sizes == bench.model_expert_sizes(str(demo.directory()))
+    assert sizes.dtype == "float32"
+    assert sizes.row_bytes % 4096 == 0
+    assert 0 <= sizes.row_bytes - 12 * sizes.hidden * sizes.intermediate < 4096
+    with pytest.raises(LoadFailed, match="no such model directory"):
+        bench.model_expert_sizes(str(tmp_path / "none"))

@@ -193,7 +193,5 @@ def _run(command: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildFailed(f"{command[0]} did not run: {error}") from error
     if done.returncode != 0:
-        lines = [
-            line for line in done.stderr.splitlines() if "error" in line.lower()
-        ] or done.stderr.splitlines()
+        lines = [line for line in done.stderr.splitlines() if "error: " in line] or done.stderr.splitlines()
         raise BuildFailed(f"{command[0]} failed: {lines[0] if lines else f'exit code {done.returncode}'}")

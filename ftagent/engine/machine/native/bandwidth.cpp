@@ -4,6 +4,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include <vector>
+
+#include "executor.h"
 #include "team.h"
 
 namespace ft {
@@ -89,6 +92,34 @@ double read_bandwidth(int64_t bytes, int threads, double seconds) {
         delete pass;
     }
     return rate;
+}
+
+double gemv_pass(Executor& executor, const Pool& pool, int64_t timeout_ns) {
+    const Shape shape = executor.shape();
+    // An odd stride that shares no factor with the pool visits every expert, never two neighbours in a row.
+    int64_t stride = pool.experts / 3 * 2 + 1;
+    const auto common = [](int64_t a, int64_t b) {
+        while (b) {
+            const int64_t rest = a % b;
+            a = b;
+            b = rest;
+        }
+        return a;
+    };
+    while (common(stride, pool.experts) != 1) ++stride;
+    std::vector<Part> parts(size_t(pool.per_job) * pool.rows);
+    const int64_t begin = now_ns();
+    for (int32_t at = 0; at < pool.experts; at += pool.per_job) {
+        const int32_t count = pool.experts - at < pool.per_job ? pool.experts - at : pool.per_job;
+        for (int32_t i = 0; i < count * pool.rows; ++i) {
+            const int64_t expert = (at + i / pool.rows) * stride % pool.experts;
+            const char* const row = static_cast<const char*>(pool.records) + expert * shape.row_bytes;
+            parts[i] = {row, 0, shape.intermediate, i % pool.rows, pool.y + int64_t(i) * shape.hidden};
+        }
+        if (!executor.start(parts.data(), count * pool.rows, pool.x, nullptr, 0)) return -1;
+        if (!executor.wait(timeout_ns)) return -1;
+    }
+    return double(now_ns() - begin) * 1e-9;
 }
 
 }  // namespace ft

@@ -37,20 +37,29 @@ FT_API void* ft_executor_new(const ft::Shape* shape, int32_t threads, const int3
 
 FT_API void ft_executor_free(void* handle) { delete executor(handle); }
 
-// Compute all parts and wait. x: [rows, hidden]. 0 ok, 1 time-out (broken from now on), 2 broken or busy,
-// 3 a part out of range (nothing was computed).
-FT_API int32_t ft_executor_run(void* handle, const ft::Part* parts, int32_t count, const void* x, int32_t rows,
-                               int64_t timeout_ns) {
+// Begin all parts. x: [rows, hidden]. When they are done the last worker stores `value` to *done (null: nowhere).
+// 0 ok, 2 broken or busy, 3 a part out of range (nothing was begun).
+FT_API int32_t ft_executor_start(void* handle, const ft::Part* parts, int32_t count, const void* x, int32_t rows,
+                                 volatile uint32_t* done, uint32_t value) {
     ft::Executor* const own = executor(handle);
     for (int32_t i = 0; i < count; ++i)
         if (!fits(parts[i], own->shape().intermediate, rows)) return kBadPart;
-    if (!own->start(parts, count, x, nullptr, 0)) return kBroken;
-    return own->wait(timeout_ns) ? kOk : kTimeout;
+    return own->start(parts, count, x, done, value) ? kOk : kBroken;
+}
+
+// Until the parts are done. 0 ok, 1 time-out: broken from now on.
+FT_API int32_t ft_executor_wait(void* handle, int64_t timeout_ns) {
+    return executor(handle)->wait(timeout_ns) ? kOk : kTimeout;
 }
 
 // Seconds of one pass of all workers over `bytes` at `data` (64-byte aligned), only reading; negative: broken.
 FT_API double ft_executor_read(void* handle, const void* data, int64_t bytes, int64_t timeout_ns) {
     return executor(handle)->read(data, bytes, timeout_ns);
+}
+
+// Seconds of one pass over a pool of experts, see bandwidth.h; negative: broken.
+FT_API double ft_executor_gemv(void* handle, const ft::Pool* pool, int64_t timeout_ns) {
+    return ft::gemv_pass(*executor(handle), *pool, timeout_ns);
 }
 
 FT_API int32_t ft_executor_threads(void* handle) { return executor(handle)->threads(); }

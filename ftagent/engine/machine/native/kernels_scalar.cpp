@@ -40,11 +40,11 @@ struct Float : Four {
 struct Bf16 : Four {
     using T = uint16_t;
     static F weights(const T* p) {
-        const uint32_t bits[4] = {uint32_t(p[0]) << 16, uint32_t(p[1]) << 16, uint32_t(p[2]) << 16,
-                                  uint32_t(p[3]) << 16};
-        F out;
-        memcpy(&out, bits, sizeof out);
-        return out;
+        using Half = T __attribute__((vector_size(8)));
+        using Word = uint32_t __attribute__((vector_size(16)));
+        Half half;
+        memcpy(&half, p, sizeof half);
+        return reinterpret_cast<F>(__builtin_convertvector(half, Word) << 16);
     }
     static F weights_tail(const T* p, int n) {
         T out[4] = {0, 0, 0, 0};

@@ -1,0 +1,1 @@
+"""Synthetic checkpoints whose routing and text are scripted; `walk_checkpoint.py` is the command."""

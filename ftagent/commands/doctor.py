@@ -15,21 +15,22 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import click
-import psutil
 
 from ftagent import __version__, adapters, paths
 from ftagent.adapters import base
 from ftagent.commands.common import emit, engine_options, json_flag, load_settings
-from ftagent.commands.processor import processor
 from ftagent.conversation import Conversation, Message, Text
 from ftagent.engine.api import Engine, GenerateRequest, SamplingParams
+from ftagent.engine.machine.gpus import Gpu
+from ftagent.engine.machine.probe import Cpu, Machine, probe
+from ftagent.engine.machine.profile import fingerprint, load_profile
 from ftagent.errors import FtError
 from ftagent.events import Failed, Finished
 from ftagent.settings import Settings
@@ -56,7 +57,8 @@ def command(as_json: bool, quick: bool) -> int:
     Exit code 0 when the embedded model works here, else 1.
     """
     checks: list[Check] = []
-    for check in _checks(quick):
+    machine = probe()
+    for check in _checks(machine, quick):
         checks.append(check)
         if not as_json:
             click.echo(f"{check.status:<4}  {check.name:<12}  {check.found}")
@@ -64,14 +66,15 @@ def command(as_json: bool, quick: bool) -> int:
                 click.echo(f"{'':<20}-> {check.advice}")
     works = all(check.status != "fail" for check in checks)
     if as_json:
-        emit({"version": __version__, "works": works, "checks": [asdict(check) for check in checks]})
+        rows = [asdict(check) for check in checks]
+        emit({"version": __version__, "works": works, "checks": rows, "machine": asdict(machine)})
     return 0 if works else 1
 
 
-def _checks(quick: bool) -> Iterator[Check]:
-    plain: tuple[Callable[[], Check], ...] = (_python, _torch, _triton, _cpu, _memory, _gpu, _compiler)
-    for check in plain:
+def _checks(machine: Machine, quick: bool) -> Iterator[Check]:
+    for check in (_python, _torch, _triton):
         yield check()
+    yield from _machine_checks(machine)
     for tool, purpose in (("node", "some agents"), ("npm", "installing agents"), ("git", "most agents")):
         yield _tool(tool, ("--version",), purpose)
     yield _tool("tmux", ("-V",), "agents and panes side by side")
@@ -105,34 +108,82 @@ def _triton() -> Check:
     return Check("triton", "ok", importlib.metadata.version("triton"))
 
 
-def _cpu() -> Check:
-    found = processor()
+def _machine_checks(machine: Machine) -> Iterator[Check]:
+    yield _cpu(machine.cpu)
+    yield _memory(machine)
+    if not machine.gpus:
+        yield Check("gpu", "ok", f"none ({machine.no_gpu}); models run on the CPU")
+    for gpu in machine.gpus:
+        yield _gpu(gpu)
+    if machine.compiler is None:
+        yield Check(
+            "compiler", "warn", "none found", "install g++ or clang++: without one the CPU's experts are slow"
+        )
+    else:
+        yield Check("compiler", "ok", machine.compiler.version)
+    yield _profile(machine)
+
+
+def _cpu(found: Cpu) -> Check:
     features = " ".join(found.features) or "features unknown"
     slow = bool(found.features) and not {"avx2", "asimd"} & set(found.features)
     advice = "without AVX2 the CPU paths are slow" if slow else ""
-    return Check("cpu", "warn" if slow else "ok", f"{found.name}, {found.cores} cores, {features}", advice)
+    cores = f"{found.cores} cores"
+    if found.quota is not None and found.quota < found.affinity:
+        cores += f" by quota of {found.affinity}"
+    elif found.physical is not None and found.physical < found.affinity:
+        cores += f" ({found.physical} physical)"
+    return Check("cpu", "warn" if slow else "ok", f"{found.name}, {cores}, {features}", advice)
 
 
-def _memory() -> Check:
-    memory = psutil.virtual_memory()
-    found = f"{memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB available"
+def _memory(machine: Machine) -> Check:
+    memory = machine.memory
+    found = f"{(memory.limit or memory.total) / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB available"
+    if memory.lockable is not None:
+        found += f", {memory.lockable / GIB:.1f} GiB lockable"
+    if memory.huge_pages is not None:
+        found += f", huge pages: {memory.huge_pages}"
     if memory.available < 2 * GIB:
         return Check("memory", "warn", found, "the embedded model wants about 1.2 GiB; close something")
+    if memory.huge_pages == "never":
+        advice = "allow huge pages (`madvise` in /sys/kernel/mm/transparent_hugepage/enabled): faster experts"
+        return Check("memory", "warn", found, advice)
     return Check("memory", "ok", found)
 
 
-def _gpu() -> Check:
-    found = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    return Check("gpu", "ok", "; ".join(found.splitlines()) if found else "none found; models run on the CPU")
-
-
-def _compiler() -> Check:
-    for name in ("c++", "g++", "clang++"):
-        if shutil.which(name):
-            return Check("compiler", "ok", (_output(name, "--version") or name).splitlines()[0])
-    return Check(
-        "compiler", "warn", "none found", "install g++ or clang++, to build kernels for large models"
+def _gpu(gpu: Gpu) -> Check:
+    parts = [gpu.name]
+    if gpu.memory_total is not None and gpu.memory_free is not None:
+        parts.append(f"{gpu.memory_total / GIB:.1f} GiB, {gpu.memory_free / GIB:.1f} GiB free")
+    if gpu.capability is not None:
+        parts.append(f"compute {gpu.capability[0]}.{gpu.capability[1]}")
+    if gpu.pcie_max_generation is not None and gpu.pcie_max_width is not None:
+        now = f"now {gpu.pcie_generation or '?'} x{gpu.pcie_width or '?'}"
+        parts.append(f"PCIe {gpu.pcie_max_generation} x{gpu.pcie_max_width} ({now})")
+    if gpu.driver is not None:
+        parts.append(f"driver {gpu.driver}")
+    narrow = gpu.pcie_width is not None and gpu.pcie_width < (gpu.pcie_max_width or 0)
+    advice = (
+        "fewer lanes than the card has: experts cross the link slowly; try another slot" if narrow else ""
     )
+    return Check("gpu", "warn" if narrow else "ok", ", ".join(parts), advice)
+
+
+def _profile(machine: Machine) -> Check:
+    """The figures of the first GPU, which is the one that `auto` takes."""
+    found = load_profile(fingerprint(machine, machine.gpus[0] if machine.gpus else None))
+    if found is None:
+        return Check(
+            "bandwidths", "ok", "not measured; `ftagent bench bandwidth` gives the engine a better start"
+        )
+    parts = [f"{found.date[:10]}, {found.threads} threads"]
+    if found.read_bytes_per_s is not None:
+        parts.append(f"memory {found.read_bytes_per_s / 1e9:.0f} GB/s")
+    parts += [
+        f"CPU {each.alone.bytes_per_s / 1e9:.0f} GB/s ({each.dtype}, {each.way})" for each in found.cpu[:1]
+    ]
+    parts += [f"link {each.alone.bytes_per_s / 1e9:.0f} GB/s" for each in found.link[:1]]
+    return Check("bandwidths", "ok", ", ".join(parts))
 
 
 def _tool(name: str, arguments: tuple[str, ...], purpose: str) -> Check:

@@ -28,6 +28,7 @@ from ftagent.engine.machine.profile import (
 )
 from ftagent.engine.machine.record_pool import (
     MOST_JOB,
+    MOST_JOBS,
     MOST_ROWS,
     Passes,
     RecordPool,
@@ -189,7 +190,7 @@ def _try_threads(
             teams[count] = open_passes(pool, count)
         probes = {str(count): _computing(team, MOST_JOB, 1) for count, team in teams.items()}
         samples = alternate(probes, options.seconds * THREADS_SHARE)
-        nbytes = pool.experts * expert_bytes(pool.sizes)
+        nbytes = MOST_JOB * expert_bytes(pool.sizes)
         return tuple((int(name), nbytes / spread(each).median / 1e9) for name, each in samples.items())
     finally:
         for team in teams.values():
@@ -209,7 +210,7 @@ def _computing(passes: Passes, per_job: int, rows: int) -> Callable[[], float]:
 
 
 class _Bench:
-    """The probes: each gives seconds of a pass, a copy, or of both sides at once."""
+    """The probes: each gives seconds of a pass, of a job or of a batch."""
 
     def __init__(self, pool: RecordPool, passes: Passes, link: LinkBench | None) -> None:
         self.size = expert_bytes(pool.sizes)
@@ -233,8 +234,8 @@ class _Bench:
         return found
 
     def _copying(self, link: LinkBench, count: int) -> Callable[[], float]:
-        """Seconds of one batch of `count`, the mean over as many as the pool holds."""
-        batches = max(self.pool.experts // count, 1)
+        """Seconds of one batch of `count`, the mean over some."""
+        batches = max(min(self.pool.experts, MOST_JOBS) // count, 1)
         return lambda: sum(link.experts(count) for _ in range(batches)) / batches
 
     def _both(self, link: LinkBench, count: int) -> Callable[[], float]:
@@ -255,7 +256,6 @@ class _Figures:
     def __init__(self, bench: _Bench, samples: dict[str, list[float]]) -> None:
         self._bench = bench
         self._samples = samples
-        self._weights = bench.pool.experts * bench.size
         # The first round, which does not count, is in these too.
         self._link_rates = {name: rates[1:] for name, rates in bench.link_rates.items()}
 
@@ -264,13 +264,13 @@ class _Figures:
         size, queued = self._bench.size, f"both{MOST_JOB}"
         return Bandwidths(
             read=self._rate("read", self._bench.pool.nbytes),
-            cpu_one=self._rate("cpu1", self._weights),
-            cpu_queued=self._rate(f"cpu{MOST_JOB}", self._weights),
-            cpu_rows=self._rate("rows", self._weights),
+            cpu_one=self._rate("cpu1", size),
+            cpu_queued=self._rate(f"cpu{MOST_JOB}", MOST_JOB * size),
+            cpu_rows=self._rate("rows", MOST_JOB * size),
             link_linear=self._rate("linear", self._bench.pool.nbytes) if has_link else None,
             link_one=self._rate("link1", size) if has_link else None,
             link_queued=self._rate(f"link{MOST_JOB}", MOST_JOB * size) if has_link else None,
-            both_cpu=self._rate(queued, self._weights) if has_link else None,
+            both_cpu=self._rate(queued, MOST_JOB * size) if has_link else None,
             both_link=spread([rate / 1e9 for rate in self._link_rates[queued]]) if has_link else None,
             threads_tried=tried,
         )
@@ -278,7 +278,7 @@ class _Figures:
     def profile(self, mark: Fingerprint, passes: Passes) -> Profile:
         size = self._bench.size
         cpu = self._cpu_line("cpu")
-        row_s = self._job_seconds("rows", MOST_JOB) - self._job_seconds(f"cpu{MOST_JOB}", MOST_JOB)
+        row_s = self._median("rows") - self._median(f"cpu{MOST_JOB}")
         figures = CpuFigures(
             dtype=cast("Dtype", self._bench.pool.sizes.dtype),
             piece_bytes=size,
@@ -308,10 +308,7 @@ class _Figures:
 
     def _cpu_line(self, name: str) -> Line:
         size = self._bench.size
-        return fit_line([(count * size, self._job_seconds(f"{name}{count}", count)) for count in JOBS])
-
-    def _job_seconds(self, name: str, per_job: int) -> float:
-        return self._median(name) * per_job / self._bench.pool.experts
+        return fit_line([(count * size, self._median(f"{name}{count}")) for count in JOBS])
 
     def _median(self, name: str) -> float:
         return spread(self._samples[name]).median

@@ -22,6 +22,7 @@ from ftagent.engine.machine.record_threads import ExpertSizes, RecordThreads
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 MOST_JOB = 8  # experts of one job
 MOST_ROWS = 4  # rows of one job
+MOST_JOBS = 64  # jobs of one pass
 
 
 def expert_sizes(hidden: int, intermediate: int, dtype: str) -> ExpertSizes:
@@ -61,24 +62,39 @@ class RecordPool:
         self.x = _values(rng.standard_normal((MOST_ROWS, sizes.hidden), np.float32), sizes.dtype)
         self.y = np.empty((MOST_JOB * MOST_ROWS, sizes.hidden), np.float32)
 
+        self._next = 0
+
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes
 
+    def stretch(self, per_job: int) -> tuple[int, int]:
+        """First and number of the experts of a pass: whole jobs, MOST_JOBS at most, round and round the pool
+        so that no cache holds the next ones.
+        """
+        count = min(self.experts, per_job * MOST_JOBS)
+        if self._next + count > self.experts:
+            self._next = 0
+        first = self._next
+        self._next += -(-count // MOST_JOB) * MOST_JOB
+        return first, count
+
 
 class Passes(Protocol):
-    """Whole passes over a pool, in seconds. `way` and `isa` say what computes, `threads` on how many."""
+    """Passes over a pool. `way` and `isa` say what computes, `threads` on how many."""
 
     way: Way
     isa: str
     threads: int
 
     def read(self) -> float:
-        """Read every byte once."""
+        """Seconds to read every byte of the pool once."""
         ...
 
     def compute(self, per_job: int, rows: int) -> float:
-        """Compute every expert once, `per_job` at a time, each for `rows` rows."""
+        """Seconds of one job of `per_job` experts for `rows` rows each: the mean over a stretch of the pool,
+        another one at every call.
+        """
         ...
 
     def close(self) -> None: ...
@@ -110,8 +126,9 @@ class NativePasses:
 
     def compute(self, per_job: int, rows: int) -> float:
         pool = self._pool
-        at, x, y = (array.ctypes.data for array in (pool.rows, pool.x, pool.y))
-        return self._team.pool_seconds(at, pool.experts, per_job, rows, x, y)
+        first, count = pool.stretch(per_job)
+        at, x, y = (array.ctypes.data for array in (pool.rows[first:], pool.x, pool.y))
+        return self._team.pool_seconds(at, count, per_job, rows, x, y) * per_job / count
 
     def close(self) -> None:
         self._team.close()
@@ -126,6 +143,7 @@ class TorchPasses:
     def __init__(self, pool: RecordPool, threads: int | None) -> None:
         import torch
 
+        self._pool = pool
         self._before = torch.get_num_threads()
         if threads is not None:
             torch.set_num_threads(threads)
@@ -147,12 +165,14 @@ class TorchPasses:
     def compute(self, per_job: int, rows: int) -> float:
         from torch.nn.functional import silu
 
+        first, _ = self._pool.stretch(1)
+        first = min(first, len(self._experts) - per_job)
         x = self._x[:rows].T
         began = time.perf_counter()
-        for place, expert in enumerate(self._experts):
-            records = expert.float()
+        for place in range(per_job):
+            records = self._experts[first + place].float()
             act = silu(records[:, 0] @ x) * (records[:, 1] @ x)
-            at = place % per_job * rows
+            at = place * rows
             self._y[at : at + rows] = act.T @ records[:, 2]
         return time.perf_counter() - began
 

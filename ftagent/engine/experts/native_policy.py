@@ -39,30 +39,30 @@ class NativePolicy:
         self.experts = experts
         self.slots = slots
         self.floor = floor
-        self._library = library
+        self.library = library  # for the conductor
         _bind_all(library)
         self.handle: int = library.ft_policy_new(layers, experts, slots, floor)
         """Address of the ft::Policy, for the conductor."""
 
     def __del__(self) -> None:
         if getattr(self, "handle", 0):
-            self._library.ft_policy_free(self.handle)
+            self.library.ft_policy_free(self.handle)
             self.handle = 0
 
     @property
     def resident(self) -> int:
-        return int(self._library.ft_policy_resident(self.handle))
+        return int(self.library.ft_policy_resident(self.handle))
 
     def layer_resident(self, layer: int) -> int:
         self._check_key(layer, 0)
-        return int(self._library.ft_policy_layer_resident(self.handle, layer))
+        return int(self.library.ft_policy_layer_resident(self.handle, layer))
 
     def begin_step(self) -> None:
-        self._library.ft_policy_begin_step(self.handle)
+        self.library.ft_policy_begin_step(self.handle)
 
     def lookup(self, layer: int, expert: int) -> int | None:
         self._check_key(layer, expert)
-        slot = self._library.ft_policy_lookup(self.handle, layer, expert)
+        slot = self.library.ft_policy_lookup(self.handle, layer, expert)
         return None if slot < 0 else int(slot)
 
     def slot(self, layer: int, expert: int) -> int:
@@ -73,16 +73,16 @@ class NativePolicy:
 
     def use(self, layer: int, expert: int) -> None:
         self.slot(layer, expert)
-        self._library.ft_policy_use(self.handle, layer, expert)
+        self.library.ft_policy_use(self.handle, layer, expert)
 
     def miss(self, layer: int, expert: int) -> None:
         self._check_missing(layer, expert)
-        self._library.ft_policy_miss(self.handle, layer, expert)
+        self.library.ft_policy_miss(self.handle, layer, expert)
 
     def place(self, layer: int, expert: int, used: bool = True) -> Placement | None:
         self._check_missing(layer, expert)
         out = _Placement()
-        if not self._library.ft_policy_place(self.handle, layer, expert, used, byref(out)):
+        if not self.library.ft_policy_place(self.handle, layer, expert, used, byref(out)):
             return None
         return self._placement(out)
 
@@ -90,45 +90,45 @@ class NativePolicy:
         self._check_key(layer, 0)
         out = _Placement()
         limit = None if worth is None else byref(_Worth(*worth))
-        if not self._library.ft_policy_evict(self.handle, layer, limit, byref(out)):
+        if not self.library.ft_policy_evict(self.handle, layer, limit, byref(out)):
             return None
         return self._placement(out)
 
     def remove(self, layer: int, expert: int) -> int:
         slot = self.slot(layer, expert)
-        assert not self._library.ft_policy_pinned(self.handle, slot), f"slot {slot} is pinned"
-        return int(self._library.ft_policy_remove(self.handle, layer, expert))
+        assert not self.library.ft_policy_pinned(self.handle, slot), f"slot {slot} is pinned"
+        return int(self.library.ft_policy_remove(self.handle, layer, expert))
 
     def pin(self, slot: int) -> None:
         self._check_slot(slot)
-        self._library.ft_policy_pin(self.handle, slot)
+        self.library.ft_policy_pin(self.handle, slot)
 
     def unpin(self, slot: int) -> None:
         self._check_slot(slot)
-        assert self._library.ft_policy_unpin(self.handle, slot), f"slot {slot} is not pinned"
+        assert self.library.ft_policy_unpin(self.handle, slot), f"slot {slot} is not pinned"
 
     def frequency(self, layer: int, expert: int) -> int:
         self._check_key(layer, expert)
-        return int(self._library.ft_policy_frequency(self.handle, layer, expert))
+        return int(self.library.ft_policy_frequency(self.handle, layer, expert))
 
     def worth(self, layer: int, expert: int) -> Worth:
         self._check_key(layer, expert)
         out = _Worth()
-        self._library.ft_policy_worth(self.handle, layer, expert, byref(out))
+        self.library.ft_policy_worth(self.handle, layer, expert, byref(out))
         return Worth(out.step, out.frequency)
 
     def frequencies(self) -> list[int]:
         values = (c_int64 * (self.layers * self.experts))()
-        self._library.ft_policy_frequencies(self.handle, values)
+        self.library.ft_policy_frequencies(self.handle, values)
         return list(values)
 
     def restore(self, frequencies: list[int]) -> None:
         assert len(frequencies) == self.layers * self.experts, f"{len(frequencies)=}"
-        self._library.ft_policy_restore(self.handle, (c_int64 * len(frequencies))(*frequencies))
+        self.library.ft_policy_restore(self.handle, (c_int64 * len(frequencies))(*frequencies))
 
     def check_integrity(self) -> None:
         message = ctypes.create_string_buffer(_MESSAGE)
-        sound = self._library.ft_policy_check(self.handle, message, _MESSAGE)
+        sound = self.library.ft_policy_check(self.handle, message, _MESSAGE)
         assert sound, message.value.decode()
 
     def _placement(self, out: _Placement) -> Placement:

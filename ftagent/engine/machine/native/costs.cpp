@@ -127,7 +127,8 @@ void choose_split(const CostModel& costs, const Miss* misses, int count, const S
         cuts[i] = int32_t(misses[i].have);
         // Stable insertion: few entries, and ties keep their order.
         int place = i;
-        for (; place > 0 && fetched_before(misses[i], misses[order[place - 1]]); place--) order[place] = order[place - 1];
+        for (; place > 0 && fetched_before(misses[i], misses[order[place - 1]]); place--)
+            order[place] = order[place - 1];
         order[place] = int16_t(i);
     }
     if (input.mode == CPU || count == 0) return;

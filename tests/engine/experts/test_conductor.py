@@ -1,0 +1,325 @@
+"""The conductor against a device that checks every byte: random routing, all modes, and faults."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from ftagent.engine.experts.conductor import Conductor, ConductorOptions, StepCounters
+from ftagent.engine.experts.costs import CostModel
+from ftagent.engine.experts.link import Link, loopback_link
+from ftagent.engine.experts.mailbox import MailboxLayout
+from ftagent.engine.experts.native_executor import NativeExecutor, RecordShape
+from ftagent.engine.experts.native_policy import NativePolicy
+from ftagent.engine.machine import native
+from ftagent.engine.options import Mode
+from tests.engine.experts.fake_device import FakeDevice, LayerUse, Router
+
+
+class Case(NamedTuple):
+    """One configuration. `bytes_per_s` and `delay_s` are the loopback link's."""
+
+    mode: Mode
+    slots: int
+    layers: int = 5
+    experts: int = 12
+    rows: int = 2
+    per_token: int = 3
+    guesses: int = 3
+    floor: int = 0
+    reserve: int | None = 3
+    bytes_per_s: float = 0
+    delay_s: float = 0
+    piece: int = 1000  # bytes
+
+
+class Bench:
+    """A conductor with a fake device."""
+
+    def __init__(self, library: ctypes.CDLL, case: Case, seed: int, link: Link | None = None) -> None:
+        self.generator = np.random.default_rng(seed)
+        hidden, records = int(self.generator.integers(3, 20)), int(self.generator.integers(20, 45))
+        self.layout = MailboxLayout(
+            case.layers, case.experts, case.rows, case.per_token, case.guesses, hidden, itemsize=4
+        )
+        self.device = FakeDevice(self.layout, case.slots, records, self.generator)
+        self.policy = NativePolicy(library, case.layers, case.experts, case.slots, case.floor)
+        row_bytes = self.device.bank[0, 0].nbytes
+        self.executor = NativeExecutor(RecordShape(hidden, records, torch.float32, row_bytes), threads=1)
+        self.link = link or loopback_link(library, case.bytes_per_s, case.delay_s, seed)
+        options = ConductorOptions(
+            case.mode, grain=4, reserve=case.reserve, piece_bytes=case.piece, watchdog_s=10, post_s=10
+        )
+        self.conductor = Conductor(
+            self.layout,
+            records,
+            self.device.addresses(),
+            self.policy,
+            self.executor,
+            self.link,
+            CostModel(),
+            options,
+        )
+        self.router = Router(self.layout, self.generator)
+        self.epoch = 0
+
+    def step(self, rows: int | None = None) -> tuple[StepCounters, list[LayerUse]]:
+        self.epoch += 1
+        routing = self.router.step(rows or int(self.generator.integers(1, self.layout.rows + 1)))
+        self.device.failed = False
+        self.conductor.begin_step(self.epoch, routing.ids.shape[1])
+        uses = self.device.step(self.epoch, routing)
+        return self.conductor.end_step(), uses
+
+    def random_costs(self) -> CostModel:
+        """Either side dear, cheap or equal, so that every split occurs."""
+        draw = self.generator.integers
+        return CostModel(
+            *(int(draw(0, 20_000)), int(10 ** draw(3, 7)), int(draw(0, 20_000)), int(10 ** draw(3, 7)), 100)
+        )
+
+    def check(self) -> None:
+        self.conductor.check_integrity()
+        self.device.check_tables(self.policy)
+
+    def close(self) -> None:
+        self.conductor.close()
+        self.executor.close()
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    loaded = native.load()
+    if loaded is None:
+        pytest.skip("no C++ compiler")
+    return loaded
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Bench]]:
+    benches: list[Bench] = []
+    yield benches
+    for bench in benches:
+        bench.close()
+    benches.clear()
+    gc.collect()
+
+
+CASES = {
+    "hybrid": Case("hybrid", 24),
+    "hybrid, slow link": Case("hybrid", 24, bytes_per_s=3e7, delay_s=50e-6),
+    "hybrid, no look-ahead": Case("hybrid", 20, guesses=0, delay_s=100e-6),
+    "hybrid, fewest slots": Case("hybrid", 3, reserve=1),
+    "hybrid, floors": Case("hybrid", 20, floor=4, reserve=2, delay_s=60e-6),
+    "hybrid, all fit": Case("hybrid", 60),
+    "hybrid, many rows": Case("hybrid", 40, rows=5, per_token=4, guesses=4, delay_s=60e-6),
+    "hybrid, one layer": Case("hybrid", 6, layers=1, rows=3),
+    "offload": Case("offload", 24, delay_s=60e-6),
+    "offload, fewer slots than a layer needs": Case("offload", 4, rows=3, reserve=0),
+    "offload, more changes than a plan holds": Case(
+        "offload", 120, layers=2, experts=80, rows=10, per_token=8, guesses=8, reserve=8
+    ),
+    "cpu": Case("cpu", 24),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_byte_that_the_device_uses_is_right(
+    library: ctypes.CDLL, opened: list[Bench], name: str
+) -> None:
+    case = CASES[name]
+    bench = Bench(library, case, seed=sum(map(ord, name)))
+    opened.append(bench)
+    keys = [(layer, e) for e in range(case.experts) for layer in range(case.layers)]
+    bench.device.fill(bench.policy, keys[: int(bench.generator.integers(0, case.slots + 1))])
+    total: dict[str, int] = {}
+    for step in range(60):
+        if step % 3 == 0:
+            bench.conductor.set_costs(bench.random_costs())
+        if step % 4 == 0:
+            bench.device.between = (lambda: time.sleep(2e-4)) if step % 8 else os.sched_yield
+        counters, uses = bench.step()
+        assert bench.conductor.failed is None
+        assert not bench.device.failed
+        assert counters.layer_hits == tuple(use.hits for use in uses)
+        assert counters.layer_misses == tuple(use.misses for use in uses)
+        assert counters.hits == sum(counters.layer_hits)
+        assert counters.misses == sum(counters.layer_misses)
+        for field, value in zip(counters._fields, counters, strict=True):
+            if isinstance(value, int):
+                total[field] = total.get(field, 0) + value
+        if step % 10 == 9:
+            bench.check()
+    check_totals(case, total)
+
+
+def check_totals(case: Case, total: dict[str, int]) -> None:
+    """What the mode is for has happened, and what it excludes has not."""
+    assert total["hits"] > 0 or case.mode == "cpu" or case.slots < 6
+    if case.mode == "cpu":
+        moved = ("fetched", "split", "backfilled", "guessed", "bytes_link", "evictions", "records_fetched")
+        assert all(total[name] == 0 for name in moved)
+    if case.mode == "offload" and case.slots >= 2 * case.rows * case.per_token and case.experts < 60:
+        assert total["cpu_experts"] == total["bytes_cpu"] == 0
+        assert total["records_fetched"] > 0
+    if case.mode == "hybrid" and case.slots < case.layers * case.experts:
+        assert total["split"] > 0
+        assert total["fetched"] > 0
+        assert total["cpu_experts"] > 0
+        assert total["backfilled"] > 0 or case.slots < 6
+    if case.guesses and case.mode != "cpu" and case.layers > 1 and 6 < case.slots < 60:
+        assert total["guessed"] >= total["guess_used"] > 0
+    assert total["records_fetched"] <= total["records_missed"]
+    assert total["records_optimum"] <= total["records_missed"]
+
+
+def test_modes_change_between_steps(library: ctypes.CDLL, opened: list[Bench]) -> None:
+    bench = Bench(library, Case("hybrid", 20, delay_s=100e-6), seed=5)
+    opened.append(bench)
+    modes: tuple[Mode, ...] = ("hybrid", "cpu", "offload")
+    for step in range(45):
+        mode = modes[step // 3 % 3]
+        bench.conductor.set_mode(mode)
+        counters, _ = bench.step()
+        assert bench.conductor.mode == mode
+        if mode == "cpu":
+            assert counters.records_fetched == 0
+    bench.check()
+    with pytest.raises(ValueError, match="fused"):
+        bench.conductor.set_mode("fused")
+
+
+def test_what_the_cpu_computed_is_there_at_the_next_step(library: ctypes.CDLL, opened: list[Bench]) -> None:
+    """Backfill and nothing else: the same routing twice, and time for the link in between."""
+    bench = Bench(library, Case("hybrid", 60, rows=1, guesses=0, reserve=3), seed=6)
+    opened.append(bench)
+    bench.conductor.set_costs(CostModel(fetch_expert=10**9, cpu_expert=1000))
+    routing = bench.router.step(1)
+    bench.conductor.begin_step(1, 1)
+    bench.device.step(1, routing)
+    first = bench.conductor.end_step()
+    assert (first.hits, first.fetched, first.cpu_experts) == (0, 0, 15)
+    deadline = time.monotonic() + 20
+    table = bench.device.slot_of
+    while (table >= 0).sum() < 15 and time.monotonic() < deadline:
+        os.sched_yield()
+    bench.conductor.begin_step(2, 1)
+    bench.device.step(2, routing)
+    second = bench.conductor.end_step()
+    assert (second.hits, second.misses) == (15, 0)
+    assert first.backfilled + second.backfilled == 15
+    bench.check()
+
+
+def test_constants_follow_the_measured_times(library: ctypes.CDLL, opened: list[Bench]) -> None:
+    bench = Bench(library, Case("offload", 15, guesses=0, bytes_per_s=2e7), seed=7)
+    opened.append(bench)
+    bench.conductor.set_costs(CostModel(fetch_fixed=0, fetch_expert=1000))
+    for _ in range(20):
+        bench.step()
+    expert_ns = bench.device.bank[0, 0].nbytes / 2e7 * 1e9
+    assert bench.conductor.costs.fetch_expert > 0.7 * expert_ns
+
+
+def test_a_hanging_worker_costs_one_step(
+    library: ctypes.CDLL, opened: list[Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(library, Case("hybrid", 24), seed=8)
+    opened.append(bench)
+    bench.conductor.set_costs(CostModel(fetch_expert=10**9, cpu_expert=1000))
+    bench.conductor.set_watchdog(0.1, 10)
+    bench.executor.stall_for_test(3.0)
+    with caplog.at_level(logging.WARNING):
+        bench.step()
+    assert bench.device.failed
+    assert bench.conductor.failed is not None
+    assert "layer 0: CPU worker 0 did not end its part within 0.1 s" in bench.conductor.failed
+    assert bench.conductor.mode == "offload"
+    assert "falling back from hybrid to offload" in caplog.text
+    goes_on(bench, "offload")
+
+
+@pytest.mark.parametrize("case", [Case("offload", 24), Case("hybrid", 24)])
+def test_a_link_error_costs_one_step(
+    library: ctypes.CDLL, opened: list[Bench], caplog: pytest.LogCaptureFixture, case: Case
+) -> None:
+    bench = Bench(library, case, seed=9, link=loopback_link(library, fail_at=20))
+    opened.append(bench)
+    bench.conductor.set_costs(CostModel(fetch_expert=100_000, cpu_expert=100_000))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(40):
+            bench.step()
+            if bench.conductor.failed is not None:
+                break
+    assert bench.conductor.failed is not None
+    assert "copies into slots failed: loopback copy: refused" in bench.conductor.failed
+    assert "falling back" in caplog.text
+    goes_on(bench, "cpu")
+
+
+def test_a_copy_that_never_ends_costs_one_step(library: ctypes.CDLL, opened: list[Bench]) -> None:
+    bench = Bench(library, Case("offload", 24, guesses=0), seed=10, link=loopback_link(library, stall_at=7))
+    opened.append(bench)
+    bench.conductor.set_watchdog(0.1, 10)
+    bench.device.patience_s = 0.5
+    for _ in range(40):
+        bench.step()
+        if bench.conductor.failed is not None:
+            break
+    assert bench.conductor.failed is not None
+    assert "a copy did not end within 0.1 s" in bench.conductor.failed
+    assert bench.device.failed
+    goes_on(bench, "cpu")
+
+
+def goes_on(bench: Bench, mode: Mode) -> None:
+    """After a failure and new tables on the device, steps are right again."""
+    bench.conductor.settle()
+    bench.device.publish(bench.policy)
+    for _ in range(5):
+        counters, _ = bench.step()
+        assert bench.conductor.failed is None
+        assert not bench.device.failed
+        assert bench.conductor.mode == mode
+        assert counters.misses > 0
+    bench.check()
+
+
+def test_a_device_that_posts_nothing_ends_the_step(library: ctypes.CDLL, opened: list[Bench]) -> None:
+    bench = Bench(library, Case("hybrid", 24), seed=11)
+    opened.append(bench)
+    bench.conductor.set_watchdog(10, 0.02)
+    bench.epoch = 1
+    bench.conductor.begin_step(1, 1)
+    bench.conductor.end_step()
+    assert bench.conductor.failed is not None
+    assert "layer 0: the device posted nothing for 0.1 s" in bench.conductor.failed
+    bench.conductor.set_watchdog(10, 10)
+    goes_on(bench, "hybrid")
+
+
+@pytest.mark.parametrize(("expert", "slot", "reason"), [(1, 3, "the device finds expert 1"), (99, -1, "99")])
+def test_a_post_that_cannot_be_is_refused(
+    library: ctypes.CDLL, opened: list[Bench], expert: int, slot: int, reason: str
+) -> None:
+    bench = Bench(library, Case("hybrid", 24, layers=1), seed=13)
+    opened.append(bench)
+    bench.epoch = 1
+    bench.conductor.begin_step(1, 1)
+    for name, value in (("ids", expert), ("seen", slot)):
+        bench.device.arrays[name][0, :3] = value
+    bench.device.arrays["post"][0, 0] = 1
+    bench.conductor.end_step()
+    assert bench.conductor.failed is not None
+    assert reason in bench.conductor.failed
+    assert bench.device.arrays["planned"][0, 0] == bench.device.arrays["done"][0, 0] == -1
+    goes_on(bench, "hybrid")

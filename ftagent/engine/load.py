@@ -5,9 +5,10 @@ have passed.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import torch
@@ -16,85 +17,104 @@ from ftagent.engine import SPIN_SET, SPIN_VARIABLE
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage, PagePool
 from ftagent.engine.context.recurrent import StatePool
-from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape
-from ftagent.engine.experts.filling import BankFiller
+from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape, row_bytes
+from ftagent.engine.experts.filling import BankFiller, ProgressCallback
+from ftagent.engine.experts.heat import fingerprint, heat_file, load_heat
 from ftagent.engine.experts.loading import ExpertNames, check_experts, find_names, stored_format
+from ftagent.engine.experts.pinning import Registrar
 from ftagent.engine.experts.pool import ExpertPool
-from ftagent.engine.experts.sizing import slots_from_option
-from ftagent.engine.experts.slots import SlotStore
+from ftagent.engine.experts.slots import SlotStore, slot_bytes
 from ftagent.engine.models.config import ModelConfig
 from ftagent.engine.models.decoder import Decoder, Pools, build_weights
 from ftagent.engine.models.gated_delta_net import state_shape
 from ftagent.engine.models.layers import Rope
 from ftagent.engine.models.registry import model_config
-from ftagent.engine.options import EngineOptions, Mode
+from ftagent.engine.options import EngineOptions
+from ftagent.engine.planner import ModelSizes, Plan, plan_cpu, plan_device
 from ftagent.engine.runner import Runner
 from ftagent.engine.weights.safetensors import Checkpoint, open_checkpoint
 from ftagent.engine.weights.source import Checker, Reader, find_prefix
 from ftagent.errors import ConfigError, LoadFailed
-from ftagent.settings import parse_size
 
-DEFAULT_CONTEXT = 65536
-KV_BYTES = 384 * 2**20  # KV room beyond one full context is given up to this much
-SMALL_MODEL_BYTES = 2 * 2**30  # a model up to this size in float32 is computed in float32 on the CPU
+SMALL_MODEL_BYTES = (
+    2 * 2**30
+)  # a model up to this size in float32 is computed in float32, by default on the CPU
+FILL_THREADS = 16  # more do not fill banks faster
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What will be allocated, decided from headers and options alone."""
+class Opened:
+    """A checkpoint that has passed all checks, and how it is to run."""
 
+    directory: Path
+    options: EngineOptions
     config: ModelConfig
-    context: int
-    dtype: torch.dtype
-    pages: int
-    mode: Mode
-    slots: int
+    checkpoint: Checkpoint
+    prefix: str
+    dtype: torch.dtype  # of computation
+    device: torch.device
+    names: tuple[ExpertNames, ...]  # per MoE layer
+    formats: tuple[ExpertFormat, ...]  # as stored
+    progress: ProgressCallback | None = None
+
+    @property
+    def shape(self) -> ExpertShape:
+        return ExpertShape(self.config.hidden, self.config.expert_intermediate)
+
+    @property
+    def kv_shape(self) -> KvShape:
+        return KvShape(self.config.layers.count("full_attention"), self.config.kv_heads, self.config.head_dim)
 
 
-class _StoredExperts(NamedTuple):
-    """Where and how each MoE layer's experts are stored. `shared`: their format is the compute dtype."""
-
-    names: tuple[ExpertNames, ...]
-    formats: tuple[ExpertFormat, ...]
-    shared: bool
-
-
-def load_runner(directory: Path, options: EngineOptions, dtype: torch.dtype | None = None) -> Runner:
+def load_runner(
+    directory: Path,
+    options: EngineOptions,
+    dtype: torch.dtype | None = None,
+    progress: ProgressCallback | None = None,
+) -> Runner:
     """Load the model of `directory`. `dtype` overrides the compute dtype (default: by size of the model).
+    `progress` is told how many bytes of the experts are in memory, from other threads.
 
     Raises LoadFailed for a checkpoint that is damaged, incomplete, unknown or too big, ConfigError for an
     option that cannot be honoured.
     """
-    device = _device(options)
+    config = model_config(directory)
+    device = choose_device(options.device, parameters(config))
     if SPIN_SET:
         os.environ.pop(SPIN_VARIABLE, None)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    config = model_config(directory)
     checkpoint = open_checkpoint(directory)
     prefix = find_prefix(checkpoint)
-    compute = dtype or (torch.float32 if 4 * parameters(config) <= SMALL_MODEL_BYTES else torch.bfloat16)
-    stored = _check(config, checkpoint, prefix, compute)
-    plan = _make_plan(config, stored, options, compute, directory)
-    weights = build_weights(config, Reader(checkpoint, prefix, compute, device))
-    kv_shape = _kv_shape(config)
-    kv = PagePool(plan.pages, PAGE_TOKENS, kv_shape.page_bytes(compute))
-    states = StatePool(options.max_running, state_shape(config), device)
-    pools = Pools(
-        KvStorage(kv_shape, plan.pages, compute, device), states, _experts(plan, stored, checkpoint, device)
-    )
-    rope = Rope(config.rotary_dim, config.rope_theta, plan.context, device)
-    info = ModelInfo(
-        id="demo" if options.model == "demo" else directory.name,
-        family=config.family,
-        context=plan.context,
-        vocab=config.vocab,
-        embedded=options.model == "demo",
-        parameters=parameters(config),
-        active_parameters=parameters(config, active=True),
-        device=str(device),
-    )
-    return Runner(Decoder(weights, rope, pools), kv, states, pools.experts, info)
+    compute = dtype or (torch.float32 if _is_small(parameters(config)) else torch.bfloat16)
+    names, formats = _check(config, checkpoint, prefix, compute)
+    opened = Opened(directory, options, config, checkpoint, prefix, compute, device, names, formats, progress)
+    return _build_cuda(opened) if device.type == "cuda" else _build_cpu(opened)
+
+
+def choose_device(asked: str, weights: int) -> torch.device:
+    """The device for a model of so many weights. `auto` leaves small models on the CPU: their steps are too
+    short for a device to pay, and starting one takes longer than loading them.
+
+    Raises ConfigError for a device that is not there.
+    """
+    if asked == "auto":
+        wanted = not _is_small(weights) and torch.cuda.is_available()
+        return torch.device("cuda", torch.cuda.current_device()) if wanted else torch.device("cpu")
+    kind, _, index = asked.partition(":")
+    if asked == "cpu":
+        return torch.device("cpu")
+    if kind != "cuda" or not (index.isdecimal() or asked == "cuda"):
+        raise ConfigError(f"device {asked!r} is not known; use auto, cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        why = "torch was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        raise ConfigError(f"device {asked!r} cannot be used: {why}; use cpu or auto")
+    count = torch.cuda.device_count()
+    if index and int(index) >= count:
+        raise ConfigError(
+            f"device {asked!r} is not there: this machine has {count}, cuda:0 to cuda:{count - 1}"
+        )
+    return torch.device("cuda", int(index) if index else torch.cuda.current_device())
 
 
 def parameters(config: ModelConfig, active: bool = False) -> int:
@@ -121,117 +141,128 @@ def parameters(config: ModelConfig, active: bool = False) -> int:
     return mixers + mlps + tables * config.vocab * hidden
 
 
-def _device(options: EngineOptions) -> torch.device:
-    if options.device not in ("auto", "cpu"):
-        raise ConfigError(f"device {options.device!r} is not supported by this version; use cpu or auto")
-    return torch.device("cpu")
+def model_sizes(opened: Opened, banks: tuple[ExpertFormat, ...]) -> ModelSizes:
+    """What the planner needs to know; `banks` are the formats in which experts are held in host memory."""
+    config, dtype, shape = opened.config, opened.dtype, opened.shape
+    experts = len(opened.names) * config.experts
+    states = state_shape(config)
+    conv = states.layers * states.conv_columns * states.conv_channels
+    recurrent = states.layers * states.heads * states.key_dim * states.value_dim
+    return ModelSizes(
+        dense=(parameters(config) - experts * shape.weights()) * dtype.itemsize,
+        experts=experts,
+        per_token=config.experts_per_token,
+        slot_bytes=slot_bytes(shape, dtype.itemsize),
+        bank_bytes=sum(config.experts * row_bytes(shape, stored) for stored in banks),
+        page_bytes=opened.kv_shape.page_bytes(dtype),
+        page_tokens=PAGE_TOKENS,
+        state_bytes=4 * (conv + recurrent),
+        context=config.context,
+        hidden=config.hidden,
+        widest=_widest(config),
+        intermediate=config.expert_intermediate,
+        vocab=config.vocab,
+        itemsize=dtype.itemsize,
+        shared=all(stored.dtype == dtype for stored in banks),
+    )
 
 
-def _kv_shape(config: ModelConfig) -> KvShape:
-    return KvShape(config.layers.count("full_attention"), config.kv_heads, config.head_dim)
+@contextmanager
+def filled_banks(
+    opened: Opened, formats: tuple[ExpertFormat, ...], registrar: Registrar | None = None
+) -> Iterator[list[ExpertBank]]:
+    """Banks of all MoE layers, being filled (and registered) while the body runs, and full when it is left.
+    On any error all of them are closed.
+
+    Raises LoadFailed when memory cannot be mapped or a file cannot be read.
+    """
+    banks: list[ExpertBank] = []
+    threads = min(opened.options.threads or torch.get_num_threads(), FILL_THREADS)
+    try:
+        try:
+            banks.extend(ExpertBank(opened.config.experts, opened.shape, stored) for stored in formats)
+        except OSError as error:
+            raise LoadFailed(f"{opened.directory}: no memory for the experts ({error.strerror})") from error
+        layers = list(zip(opened.names, banks, strict=True))
+        with BankFiller(opened.checkpoint, layers, threads, registrar, opened.progress) as filler:
+            yield banks
+            filler.wait()
+    except BaseException:  # an interrupt too must not leave registered memory behind
+        for bank in banks:
+            bank.close()
+        raise
 
 
-def _expert_shape(config: ModelConfig) -> ExpertShape:
-    return ExpertShape(config.hidden, config.expert_intermediate)
+def _is_small(weights: int) -> bool:
+    return 4 * weights <= SMALL_MODEL_BYTES
 
 
-def _check(config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype) -> _StoredExperts:
-    """Check every tensor's presence, shape and format from the headers; say how the experts are stored."""
+def _widest(config: ModelConfig) -> int:
+    """Values of the widest row between two matrices of a layer."""
+    heads = config.heads * (2 if config.gated_attention else 1) + 2 * config.kv_heads
+    linear = config.linear.channels + config.linear.values if config.linear else 0
+    return max(heads * config.head_dim, linear, 2 * config.dense_intermediate, config.hidden)
+
+
+def _check(
+    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype
+) -> tuple[tuple[ExpertNames, ...], tuple[ExpertFormat, ...]]:
+    """Check every tensor's presence, shape and format from the headers; say where and how the experts of each
+    MoE layer are stored.
+    """
     checker = Checker(checkpoint, prefix, dtype)
     build_weights(config, checker)
     names = tuple(find_names(checkpoint, prefix, layer) for layer in config.moe_layers)
     for layer_names in names:
-        check_experts(checker, layer_names, config.experts, _expert_shape(config))
+        shape = ExpertShape(config.hidden, config.expert_intermediate)
+        check_experts(checker, layer_names, config.experts, shape)
     checker.finish()
-    formats = tuple(stored_format(checkpoint, layer_names, config.experts) for layer_names in names)
-    return _StoredExperts(names, formats, shared=all(stored.dtype == dtype for stored in formats))
+    return names, tuple(stored_format(checkpoint, layer_names, config.experts) for layer_names in names)
 
 
-def _make_plan(
-    config: ModelConfig, stored: _StoredExperts, options: EngineOptions, dtype: torch.dtype, directory: Path
-) -> _Plan:
-    """Pages, slots and mode: one full context first, the rest to experts.
-
-    Raises LoadFailed with need and have when the model does not fit. On the CPU, `vram` bounds what a device
-    would hold: dense weights, KV pages and expert slots.
-    """
-    if options.context and options.context > config.context:
-        raise ConfigError(f"context {options.context} is more than the {config.context} tokens of this model")
-    context = options.context or min(config.context, DEFAULT_CONTEXT)
-    page_bytes = _kv_shape(config).page_bytes(dtype)
-    pages = context_pages = -(-context // PAGE_TOKENS)
-    weights = _expert_shape(config).weights()
-    experts = len(stored.names) * config.experts
-    bank_bytes = sum(config.experts * weights * layer.dtype.itemsize for layer in stored.formats)
-    device_bytes = (parameters(config) - experts * weights) * dtype.itemsize + context_pages * page_bytes
-    slot_bytes = weights * dtype.itemsize
-    have, vram = _size("ram", options.ram), _size("vram", options.vram)
-    if have is None:
-        have = psutil.virtual_memory().available * 9 // 10
-    need = bank_bytes + device_bytes
-    fitting = experts if stored.shared else (have - need) // slot_bytes
-    if vram is None:
-        spare = min(context_pages * options.max_running, KV_BYTES // max(page_bytes, 1))
-        pages = max(context_pages, spare)
-    else:
-        fitting = min(fitting, (vram - device_bytes) // slot_bytes)
-    slots = _slots(options, experts, slot_bytes, fitting)
-    if vram is not None and device_bytes + slots * slot_bytes > vram:
-        raise LoadFailed(_too_big(directory, "device memory (vram)", device_bytes + slots * slot_bytes, vram))
-    need += 0 if stored.shared else slots * slot_bytes
-    if need > have:
-        raise LoadFailed(_too_big(directory, "memory", need, have))
-    return _Plan(config, context, dtype, pages, _mode(options.mode, slots, experts), slots)
+def _build_cpu(opened: Opened) -> Runner:
+    """Everything in host memory; banks keep the stored format."""
+    config, options, dtype, device = opened.config, opened.options, opened.dtype, opened.device
+    sizes = model_sizes(opened, opened.formats)
+    plan = plan_cpu(sizes, options, psutil.virtual_memory().available, str(opened.directory))
+    with filled_banks(opened, opened.formats) as banks:
+        weights = build_weights(config, Reader(opened.checkpoint, opened.prefix, dtype, device))
+    kv = PagePool(plan.pages, PAGE_TOKENS, sizes.page_bytes)
+    states = StatePool(options.max_running, state_shape(config), device)
+    experts = _expert_pool(opened, plan, banks, sizes.shared) if banks else None
+    pools = Pools(KvStorage(opened.kv_shape, plan.pages, dtype, device), states, experts)
+    rope = Rope(config.rotary_dim, config.rope_theta, plan.context, device)
+    return Runner(Decoder(weights, rope, pools), kv, states, experts, model_info(opened, plan))
 
 
-def _too_big(directory: Path, what: str, need: int, have: int) -> str:
-    sizes = f"needs {need / 2**30:.3f} GiB of {what}, {have / 2**30:.3f} GiB may be used"
-    return f"{directory}: {sizes}; ask for a shorter context or fewer experts in slots"
+def _build_cuda(opened: Opened) -> Runner:
+    """Dense weights, pools and some experts on a CUDA device, all experts in registered host memory."""
+    formats = tuple(ExpertFormat(opened.dtype) for _ in opened.formats)  # what is stored is converted once
+    sizes = model_sizes(opened, formats)
+    free, _ = torch.cuda.mem_get_info(opened.device)
+    host = psutil.virtual_memory().available
+    plan_device(sizes, opened.options, free, host, str(opened.directory))
+    raise ConfigError(f"device {opened.device} is not supported by this version; use cpu")
 
 
-def _size(name: str, text: str | None) -> int | None:
-    """Bytes of a size option; None when it was not given."""
-    try:
-        return parse_size(text) if text else None
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
+def model_info(opened: Opened, plan: Plan) -> ModelInfo:
+    embedded = opened.options.model == "demo"
+    return ModelInfo(
+        id="demo" if embedded else opened.directory.name,
+        family=opened.config.family,
+        context=plan.context,
+        vocab=opened.config.vocab,
+        embedded=embedded,
+        parameters=parameters(opened.config),
+        active_parameters=parameters(opened.config, active=True),
+        device=str(opened.device),
+    )
 
 
-def _slots(options: EngineOptions, experts: int, slot_bytes: int, fitting: int) -> int:
-    """Slots as asked for, or as many as fit."""
-    if not experts:
-        return 0
-    if options.experts is not None:
-        return slots_from_option(options.experts, experts, slot_bytes)
-    return 0 if options.mode == "cpu" else max(min(experts, fitting), 0)
-
-
-def _mode(asked: Mode, slots: int, experts: int) -> Mode:
-    """The mode that will run. Raises ConfigError when the slots do not allow the one asked for."""
-    if asked == "fused" and slots < experts:
-        raise ConfigError(
-            f"mode fused needs slots for all {experts} experts, there are {slots}; use mode hybrid"
-        )
-    if asked == "offload" and slots < 1:
-        raise ConfigError("mode offload needs at least one expert slot; use mode cpu")
-    if asked != "auto":
-        return asked
-    if slots == experts:
-        return "fused"
-    return "hybrid" if slots else "cpu"
-
-
-def _experts(
-    plan: _Plan, stored: _StoredExperts, checkpoint: Checkpoint, device: torch.device
-) -> ExpertPool | None:
-    """Fill the banks, then the slots."""
-    if not stored.names:
-        return None
-    shape = _expert_shape(plan.config)
-    banks = [ExpertBank(plan.config.experts, shape, layer_format) for layer_format in stored.formats]
-    with BankFiller(
-        checkpoint, list(zip(stored.names, banks, strict=True)), torch.get_num_threads()
-    ) as filler:
-        filler.wait()
-    store = SlotStore(plan.slots, shape, plan.dtype, device, stored.shared)
-    return ExpertPool(banks, store, plan.mode, plan.config.experts_per_token, plan.dtype)
+def _expert_pool(opened: Opened, plan: Plan, banks: list[ExpertBank], shared: bool) -> ExpertPool:
+    config = opened.config
+    store = SlotStore(plan.slots, opened.shape, opened.dtype, opened.device, shared)
+    heat = None
+    if plan.slots < len(banks) * config.experts:
+        heat = load_heat(heat_file(fingerprint(opened.checkpoint)), len(banks), config.experts)
+    return ExpertPool(banks, store, plan.mode, config.experts_per_token, opened.dtype, heat)

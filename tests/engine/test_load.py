@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ftagent.engine.load import load_runner
+from ftagent.engine.experts.bank import ExpertFormat
+from ftagent.engine.experts.heat import fingerprint, heat_file, save_heat
+from ftagent.engine.experts.loading import find_names
+from ftagent.engine.load import Opened, choose_device, filled_banks, load_runner
+from ftagent.engine.models.registry import model_config
 from ftagent.engine.options import EngineOptions
-from ftagent.engine.weights.safetensors import Checkpoint
+from ftagent.engine.weights.safetensors import Checkpoint, open_checkpoint
+from ftagent.engine.weights.source import find_prefix
 from ftagent.errors import ConfigError, FtError, LoadFailed
+from tests.engine.experts.test_host_memory import Ledger
 from tests.engine.models.driving import logits_by_chunks
 from tests.engine.models.tiny import Oracle
 
@@ -119,7 +128,8 @@ def test_a_text_config_inside_is_read(model: Oracle) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (EngineOptions(device="cuda:0"), "device 'cuda:0'"),
+        (EngineOptions(device="gpu"), "device 'gpu' is not known; use auto, cpu, cuda or cuda:N"),
+        (EngineOptions(device="cuda:x"), "device 'cuda:x' is not known"),
         (EngineOptions(context=5000), "context 5000 is more than the 1024"),
         (EngineOptions(mode="fused", experts="3"), "mode fused needs slots for all 16 experts"),
         (EngineOptions(experts="many"), "'many'"),
@@ -140,10 +150,11 @@ def test_an_option_that_cannot_be_honoured_is_refused(
 def test_a_model_that_does_not_fit_is_refused_before_a_weight_is_read(
     model: Oracle, options: EngineOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    def read(checkpoint: Checkpoint, name: str, *_: object) -> NoReturn:
         raise AssertionError(f"{name} was read")
 
     monkeypatch.setattr(Checkpoint, "tensor", read)
+    monkeypatch.setattr(Checkpoint, "read_into", read)
     words = refusal(model.directory, options)
     assert re.search(
         r"needs \d+\.\d+ GiB of (memory|device memory \(vram\)), \d+\.\d+ GiB may be used", words
@@ -198,3 +209,113 @@ def test_loading_and_a_step_leave_torchs_compiler_alone(model: Oracle) -> None:
         "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(model.directory)], check=True, timeout=60)
+
+
+def test_a_device_that_is_not_there_is_refused(model: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = refusal(model.directory, EngineOptions(device="cuda:0"))
+    assert "device 'cuda:0' cannot be used" in words
+    assert "use cpu or auto" in words
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    words = refusal(model.directory, EngineOptions(device="cuda:2"))
+    assert "this machine has 2, cuda:0 to cuda:1" in words
+
+
+def test_auto_takes_the_device_for_models_that_are_not_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert choose_device("auto", 10**7) == torch.device("cpu")
+    assert choose_device("auto", 10**10) == torch.device("cuda", 0)
+    assert choose_device("cpu", 10**10) == torch.device("cpu")
+    assert choose_device("cuda:1", 10**7) == torch.device("cuda", 1)
+    assert choose_device("cuda", 10**7) == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto", 10**10) == torch.device("cpu")
+
+
+def opened_of(model: Oracle, dtype: torch.dtype) -> Opened:
+    """As for a device: experts converted to `dtype`."""
+    config, checkpoint = model_config(model.directory), open_checkpoint(model.directory)
+    prefix = find_prefix(checkpoint)
+    names = tuple(find_names(checkpoint, prefix, layer) for layer in config.moe_layers)
+    formats = tuple(ExpertFormat(dtype) for _ in names)
+    return Opened(
+        model.directory,
+        EngineOptions(),
+        config,
+        checkpoint,
+        prefix,
+        dtype,
+        torch.device("cpu"),
+        names,
+        formats,
+    )
+
+
+def test_banks_of_a_device_hold_records_and_are_pinned_while_dense_weights_are_read(model: Oracle) -> None:
+    opened, ledger = opened_of(model, torch.bfloat16), Ledger()
+    with filled_banks(opened, opened.formats, ledger) as banks:
+        pass
+    assert set(ledger.held) == {bank.address(0) for bank in banks}
+    state = dict(model.model.named_parameters())
+    for layer, bank in enumerate(banks):
+        assert bank.pinned
+        for expert in range(bank.experts):
+            gate, up = state[f"model.layers.{layer}.mlp.experts.gate_up_proj"][expert].chunk(2)
+            down = state[f"model.layers.{layer}.mlp.experts.down_proj"][expert]
+            assert torch.equal(bank.records(expert), torch.stack((gate, up, down.t()), dim=1).bfloat16())
+        bank.close()
+    assert not ledger.held
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of device memory"), KeyboardInterrupt()])
+def test_a_later_step_that_fails_leaves_nothing_registered(model: Oracle, error: BaseException) -> None:
+    opened, ledger = opened_of(model, torch.float32), Ledger()
+
+    def fail() -> None:
+        with filled_banks(opened, opened.formats, ledger) as banks:
+            deadline = time.monotonic() + 60
+            while not all(bank.pinned for bank in banks):
+                assert time.monotonic() < deadline
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert not ledger.held
+
+
+def test_banks_that_cannot_be_mapped_are_refused(model: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    opened = opened_of(model, torch.float32)
+    with pytest.raises(LoadFailed, match="no memory for the experts"), filled_banks(opened, opened.formats):
+        pass
+
+
+def test_saved_heat_says_which_experts_are_resident_first(
+    model: Oracle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    heat = [[0] * 8, [0] * 8]
+    heat[1][5], heat[0][6] = 9, 4
+    save_heat(heat_file(fingerprint(open_checkpoint(model.directory))), heat)
+    runner = load_runner(model.directory, EngineOptions(experts="2", mode="offload"))
+    assert runner.experts is not None
+    policy = runner.experts._policy
+    assert policy.lookup(1, 5) is not None
+    assert policy.lookup(0, 6) is not None
+    used = runner.experts.heat()
+    assert [len(layer) for layer in used] == [8, 8]
+    assert used[1][5] > 0
+    assert used[1][4] == 0
+
+
+def test_progress_counts_all_bytes_of_the_experts(model: Oracle) -> None:
+    seen: list[tuple[int, int]] = []
+    load_runner(model.directory, EngineOptions(), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert seen == sorted(seen)

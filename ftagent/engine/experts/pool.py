@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 
@@ -17,6 +18,7 @@ from ftagent.engine.experts.bank import ExpertBank
 from ftagent.engine.experts.costs import CostModel, choose_fetches
 from ftagent.engine.experts.counters import ExpertCounters
 from ftagent.engine.experts.executor import CpuExecutor
+from ftagent.engine.experts.heat import Heat, fill_order
 from ftagent.engine.experts.policy import ExpertPolicy
 from ftagent.engine.experts.slots import SlotStore
 from ftagent.engine.kernels.experts import (
@@ -37,7 +39,13 @@ class ExpertPool:
     """All MoE layers' experts. `layer` counts MoE layers only."""
 
     def __init__(
-        self, banks: Sequence[ExpertBank], slots: SlotStore, mode: Mode, per_token: int, dtype: torch.dtype
+        self,
+        banks: Sequence[ExpertBank],
+        slots: SlotStore,
+        mode: Mode,
+        per_token: int,
+        dtype: torch.dtype,
+        heat: Heat | None = None,
     ) -> None:
         experts = banks[0].experts
         self.mode = mode
@@ -53,12 +61,12 @@ class ExpertPool:
         self._scratch = VectorScratch(banks[0].shape.intermediate, dtype)
         self._counters = ExpertCounters(len(banks))
         self._costs = CostModel()
-        self._fill()
+        self._fill(heat)
         # With every expert in a slot the table never changes, and decode reads it without a look-up.
         self._all: list[list[ExpertWeights]] | None = None
         if slots.count == len(banks) * experts:
             self._all = [
-                [slots[self._policy.slot(layer, expert)] for expert in range(experts)]
+                [slots.weights(self._policy.slot(layer, expert)) for expert in range(experts)]
                 for layer in range(len(banks))
             ]
 
@@ -71,6 +79,13 @@ class ExpertPool:
     def experts(self) -> int:
         """Experts in the banks."""
         return len(self._banks) * self._banks[0].experts
+
+    def heat(self) -> Heat:
+        """How often each expert has been used lately, to be saved for the next start."""
+        experts = range(self._banks[0].experts)
+        return [
+            [self._policy.frequency(layer, expert) for expert in experts] for layer in range(len(self._banks))
+        ]
 
     def begin_step(self) -> None:
         self._policy.begin_step()
@@ -88,7 +103,7 @@ class ExpertPool:
                 if slot is None:
                     continue
                 truth = self._executor.weights(layer, expert)
-                same = torch.equal(self._store[slot].records, truth.records)
+                same = torch.equal(self._store[slot], truth.records)
                 assert same, f"slot {slot} differs from expert {expert} of layer {layer}"
 
     def forward(
@@ -166,7 +181,7 @@ class ExpertPool:
         if hits:
             for slot in hits.values():
                 policy.pin(slot)
-            yield {expert: self._store[slot] for expert, slot in hits.items()}
+            yield {expert: self._store.weights(slot) for expert, slot in hits.items()}
             for slot in hits.values():
                 policy.unpin(slot)
         evictions = 0
@@ -202,7 +217,7 @@ class ExpertPool:
                 wave[expert] = placement.slot
             assert wave, "every slot is pinned between steps"
             self._costs = self._costs.after_fetch(len(wave), time.perf_counter_ns() - started)
-            yield {expert: self._store[slot] for expert, slot in wave.items()}, evictions
+            yield {expert: self._store.weights(slot) for expert, slot in wave.items()}, evictions
             for slot in wave.values():
                 self._policy.unpin(slot)
 
@@ -215,12 +230,10 @@ class ExpertPool:
             rows = len(by_expert[expert])
             self._costs = self._costs.after_cpu(1, rows, time.perf_counter_ns() - started)
 
-    def _fill(self) -> None:
-        """Fill the slots at load: expert 0 of every layer, then expert 1, and so on."""
-        for expert in range(self._banks[0].experts):
-            for layer, bank in enumerate(self._banks):
-                if self._policy.resident == self._policy.slots:
-                    return
-                placement = self._policy.place(layer, expert)
-                assert placement is not None
-                self._store.fetch(placement.slot, bank, expert)
+    def _fill(self, heat: Heat | None) -> None:
+        """Fill the slots at load."""
+        free = self._policy.slots
+        for layer, expert in islice(fill_order(len(self._banks), self._banks[0].experts, heat), free):
+            placement = self._policy.place(layer, expert)
+            assert placement is not None, "as many experts as free slots"
+            self._store.fetch(placement.slot, self._banks[layer], expert)

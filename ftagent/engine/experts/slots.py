@@ -45,7 +45,12 @@ class SlotStore:
             rows = slab[begin : begin + slots * stride].view(slots, stride)[:, : shape.weights()]
             self._slots += [expert_weights(row.view(inner, 3, hidden)) for row in rows.unbind(0)]
 
-    def __getitem__(self, slot: int) -> ExpertWeights:
+    def __getitem__(self, slot: int) -> torch.Tensor:
+        """T [I, 3, H] on the device."""
+        return self._slots[slot].records
+
+    def weights(self, slot: int) -> ExpertWeights:
+        """A slot's records with the views that the torch kernels use."""
         return self._slots[slot]
 
     def addresses(self) -> torch.Tensor:

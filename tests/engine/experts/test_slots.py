@@ -31,23 +31,23 @@ def test_slots_are_aligned_and_do_not_overlap(count: int, dtype: torch.dtype) ->
     assert bool((steps >= slot_bytes(SHAPE, dtype.itemsize)).all())
     assert store.slot_bytes >= SHAPE.weights() * dtype.itemsize
     for slot in range(count):
-        store[slot].records.fill_(slot)
-    assert all(bool((store[slot].records == slot).all()) for slot in range(count))
+        store[slot].fill_(slot)
+    assert all(bool((store[slot] == slot).all()) for slot in range(count))
     assert torch.equal(store.addresses(), addresses)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_fetch_brings_the_values_of_an_expert(stored: torch.dtype) -> None:
     bank, store = filled(3, stored), SlotStore(2, SHAPE, torch.float32, CPU)
-    store[1].records.fill_(torch.nan)
+    store[1].fill_(torch.nan)
     store.fetch(1, bank, 2)
-    assert torch.equal(store[1].records, bank.records(2).float())
+    assert torch.equal(store[1], bank.records(2).float())
 
 
 def test_shared_slots_are_the_bank_rows() -> None:
     bank, store = filled(3, torch.float32), SlotStore(2, SHAPE, torch.float32, CPU, shared=True)
     store.fetch(0, bank, 2)
-    assert store[0].records.data_ptr() == bank.address(2)
+    assert store[0].data_ptr() == bank.address(2)
 
 
 @pytest.mark.gpu
@@ -63,7 +63,7 @@ def test_fetch_to_a_device(pinned: bool) -> None:
     store.fetch(69, bank, 2, stream)
     store.fetch(3, bank, 0)
     torch.cuda.synchronize()
-    assert torch.equal(store[69].records.cpu(), bank.records(2))
-    assert torch.equal(store[3].records.cpu(), bank.records(0))
+    assert torch.equal(store[69].cpu(), bank.records(2))
+    assert torch.equal(store[3].cpu(), bank.records(0))
     assert not (store.addresses() % ALIGNMENT).any()
     bank.close()

@@ -1,0 +1,250 @@
+"""Bytes before load: how much memory each pool takes, and what is left for expert slots. Pure integers; knows
+neither torch nor files.
+
+The context asked for is served first, the rest goes to experts. A plan that does not fit is refused with need
+and have, pool by pool, before a byte of the model is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ftagent.engine.experts.sizing import slots_from_option
+from ftagent.engine.options import EngineOptions, Mode
+from ftagent.errors import ConfigError, LoadFailed
+from ftagent.settings import parse_size
+
+MIB = 2**20
+GIB = 2**30
+DEFAULT_CONTEXT = 65536
+LEAST_DEFAULT_CONTEXT = 2048
+SPARE_KV_BYTES = 384 * MIB  # on the CPU, KV room beyond one full context is given up to this much
+RESERVE_BYTES = 600 * MIB  # what CUDA itself, its libraries and captured graphs take
+HOST_RESERVE_BYTES = 512 * MIB  # the process beside the banks: interpreter, libraries, read buffers
+DECODE_BYTES = 64 * MIB  # buffers of a decode step, logits left out
+GROUP_PAIRS = 49_152  # (token, rank) pairs of one prefill pass whose experts are computed together
+CHUNKS = (32768, 16384, 8192, 4096, 2048, 1024, 512, 256)  # prompt tokens of one prefill pass
+CHUNK_SHARE = 12  # the workspace of a pass takes at most this part of what dense weights and CUDA leave
+RING_SHARE = 32  # and the staging ring this part
+MOST_STAGED = 64  # experts in the ring: more do not make the link faster
+LEAST_STAGED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What a model takes, in bytes where nothing else is said."""
+
+    dense: int  # all weights but the routed experts
+    experts: int  # number of routed experts in all layers
+    per_token: int  # experts per token
+    slot_bytes: int  # one expert in a slot
+    bank_bytes: int  # all experts in host memory
+    page_bytes: int
+    page_tokens: int
+    state_bytes: int  # recurrent state of one request
+    context: int  # tokens the model was made for
+    hidden: int
+    widest: int  # values of one token between the layers' matrices, at most
+    intermediate: int  # of an expert
+    vocab: int
+    itemsize: int  # of the compute dtype
+    shared: bool = False  # slots may be views of the banks (CPU, stored in the compute dtype)
+
+
+class Pool(NamedTuple):
+    """Memory for one purpose."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be allocated. `pools` lists the device's memory (on the CPU: what a device would hold)."""
+
+    context: int  # tokens
+    pages: int
+    mode: Mode
+    slots: int
+    pools: tuple[Pool, ...] = ()
+    chunk_tokens: int = 1024  # prompt tokens of one pass
+    staging: int = 0  # experts in the staging ring
+
+    @property
+    def device_bytes(self) -> int:
+        return _sum(self.pools)
+
+
+def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -> Plan:
+    """Everything in host memory, of which `free` bytes are available. `options.vram` bounds what a device
+    would hold: dense weights, KV pages and expert slots. `where` names the model in messages.
+
+    Raises LoadFailed when the model does not fit, ConfigError for an option that cannot be honoured.
+    """
+    context = _asked_context(sizes, options) or min(sizes.context, DEFAULT_CONTEXT)
+    pages = context_pages = -(-context // sizes.page_tokens)
+    have, vram = option_bytes("ram", options.ram), option_bytes("vram", options.vram)
+    have = free * 9 // 10 if have is None else have
+    fixed = (
+        Pool("dense weights", sizes.dense),
+        Pool(f"KV of {context} tokens", context_pages * sizes.page_bytes),
+    )
+    device = _sum(fixed)
+    need = sizes.bank_bytes + device
+    fitting = sizes.experts if sizes.shared else (have - need) // sizes.slot_bytes
+    if vram is None:
+        spare = min(context_pages * options.max_running, SPARE_KV_BYTES // max(sizes.page_bytes, 1))
+        pages = max(context_pages, spare)
+    else:
+        fitting = min(fitting, (vram - device) // sizes.slot_bytes)
+    slots = _slots(sizes, options, fitting)
+    pools = (*fixed, _slot_pool(sizes, slots))
+    if vram is not None:
+        _must_fit(where, "device memory (vram)", pools, vram, _LESS)
+    host = (*fixed, Pool("experts", sizes.bank_bytes))
+    _must_fit(where, "memory", host if sizes.shared else (*host, pools[-1]), have, _LESS)
+    return Plan(context, pages, choose_mode(options.mode, slots, sizes.experts), slots, pools)
+
+
+def plan_device(sizes: ModelSizes, options: EngineOptions, free: int, host_free: int, where: str) -> Plan:
+    """Experts in host memory (`host_free` bytes available), all else and some experts on a device with `free`
+    bytes, of which `options.vram` may be used in all.
+
+    Raises LoadFailed when the model does not fit, ConfigError for an option that cannot be honoured.
+    """
+    have = _device_budget(options, free)
+    context = _asked_context(sizes, options)
+    fixed: tuple[Pool, ...] = (
+        Pool("dense weights", sizes.dense),
+        Pool("recurrent states", options.max_running * sizes.state_bytes),
+        Pool("decode", DECODE_BYTES + 2 * 4 * options.max_running * sizes.vocab),
+        Pool("CUDA", RESERVE_BYTES),
+    )
+    room = have - _sum(fixed)
+    chunk = options.chunk_tokens or _chunk(sizes, room, context or sizes.context)
+    staging = _staging(sizes, room)
+    prefill = Pool(f"prefill of {chunk} tokens", prefill_bytes(sizes, chunk))
+    fixed = (*fixed, Pool("staging", staging * sizes.slot_bytes), prefill)
+    room = have - _sum(fixed)
+    context = context or _default_context(sizes, room)
+    pages = -(-context // sizes.page_tokens)
+    kv = Pool(f"KV of {context} tokens", pages * sizes.page_bytes)
+    slots = _slots(sizes, options, (room - kv.bytes) // max(sizes.slot_bytes, 1))
+    least = 0 if options.mode == "cpu" else min(sizes.per_token, sizes.experts)
+    if options.experts is not None and slots < least:
+        raise ConfigError(f"experts: {slots} slots are fewer than the {least} experts of one token")
+    slots = max(slots, least)
+    pools = (*fixed, kv, _slot_pool(sizes, slots))
+    _must_fit(where, "device memory (vram)", pools, have, _LESS_DEVICE)
+    if slots == sizes.experts:  # what experts leave goes to more requests at once
+        spare = (have - _sum(pools)) // max(sizes.page_bytes, 1)
+        pages += min(spare, pages * (options.max_running - 1))
+        pools = (
+            *fixed,
+            Pool(f"KV of {pages * sizes.page_tokens} tokens", pages * sizes.page_bytes),
+            pools[-1],
+        )
+    ram = option_bytes("ram", options.ram)
+    host = (Pool("experts", sizes.bank_bytes), Pool("process", HOST_RESERVE_BYTES))
+    _must_fit(where, "memory", host, host_free if ram is None else ram, "use a model with smaller experts")
+    mode = choose_mode(options.mode, slots, sizes.experts)
+    return Plan(context, pages, mode, slots, pools, chunk, staging)
+
+
+def prefill_bytes(sizes: ModelSizes, tokens: int) -> int:
+    """Workspace of a pass over `tokens` rows: the residual in float32, three rows of the compute dtype as
+    wide as the widest, and activations and outputs of a group of experts' pairs.
+    """
+    rows = tokens * (4 * sizes.hidden + 3 * sizes.itemsize * sizes.widest)
+    pairs = min(tokens * sizes.per_token, GROUP_PAIRS)
+    return rows + pairs * sizes.itemsize * (sizes.hidden + sizes.intermediate)
+
+
+def choose_mode(asked: Mode, slots: int, experts: int) -> Mode:
+    """The mode that will run. Raises ConfigError when the slots do not allow the one asked for."""
+    if asked == "fused" and slots < experts:
+        raise ConfigError(
+            f"mode fused needs slots for all {experts} experts, there are {slots}; use mode hybrid"
+        )
+    if asked == "offload" and slots < 1:
+        raise ConfigError("mode offload needs at least one expert slot; use mode cpu")
+    if asked != "auto":
+        return asked
+    if slots == experts:
+        return "fused"
+    return "hybrid" if slots else "cpu"
+
+
+def option_bytes(name: str, text: str | None) -> int | None:
+    """Bytes of a size option; None when it was not given. Raises ConfigError."""
+    try:
+        return parse_size(text) if text else None
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+_LESS = "ask for a shorter context or fewer experts in slots"
+_LESS_DEVICE = "allow more (--vram), or ask for a shorter context (--context) or fewer experts (--experts)"
+
+
+def _must_fit(where: str, what: str, pools: tuple[Pool, ...], have: int, remedy: str) -> None:
+    need = _sum(pools)
+    if need <= have:
+        return
+    parts = ", ".join(f"{pool.name} {pool.bytes / GIB:.3f}" for pool in pools if pool.bytes)
+    raise LoadFailed(
+        f"{where}: needs {need / GIB:.3f} GiB of {what}, {have / GIB:.3f} GiB may be used ({parts}); {remedy}"
+    )
+
+
+def _sum(pools: tuple[Pool, ...]) -> int:
+    return sum(pool.bytes for pool in pools)
+
+
+def _asked_context(sizes: ModelSizes, options: EngineOptions) -> int | None:
+    if options.context and options.context > sizes.context:
+        raise ConfigError(f"context {options.context} is more than the {sizes.context} tokens of this model")
+    return options.context
+
+
+def _device_budget(options: EngineOptions, free: int) -> int:
+    """What may be used of a device: the cap, or what is free less a margin for whoever shares it."""
+    available = free - max(256 * MIB, free // 50)
+    vram = option_bytes("vram", options.vram)
+    return available if vram is None else min(vram, available)
+
+
+def _default_context(sizes: ModelSizes, room: int) -> int:
+    """The default context, halved until its KV leaves half of the room to experts."""
+    context = min(sizes.context, DEFAULT_CONTEXT)
+    while context > LEAST_DEFAULT_CONTEXT and 2 * sizes.page_bytes * context > room * sizes.page_tokens:
+        context //= 2
+    return context
+
+
+def _chunk(sizes: ModelSizes, room: int, context: int) -> int:
+    """Prompt tokens of one pass: an expert crosses the link once for each, so as many as memory allows."""
+    for tokens in CHUNKS:
+        if prefill_bytes(sizes, tokens) <= room // CHUNK_SHARE and tokens <= max(context, CHUNKS[-1]):
+            return tokens
+    return CHUNKS[-1]
+
+
+def _staging(sizes: ModelSizes, room: int) -> int:
+    if not sizes.experts:
+        return 0
+    return min(max(room // RING_SHARE // sizes.slot_bytes, LEAST_STAGED), MOST_STAGED)
+
+
+def _slots(sizes: ModelSizes, options: EngineOptions, fitting: int) -> int:
+    """Slots as asked for, or as many as fit."""
+    if not sizes.experts:
+        return 0
+    if options.experts is not None:
+        return slots_from_option(options.experts, sizes.experts, sizes.slot_bytes)
+    return 0 if options.mode == "cpu" else max(min(sizes.experts, fitting), 0)
+
+
+def _slot_pool(sizes: ModelSizes, slots: int) -> Pool:
+    return Pool(f"{slots} expert slots", slots * sizes.slot_bytes)

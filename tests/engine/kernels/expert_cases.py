@@ -38,11 +38,13 @@ class Layer:
     layer: int = 0
     spare: int = 0
     seed: int = 0
+    most: int = 0  # rows of the largest step; this one's without
     bank: torch.Tensor = field(init=False)  # T [E, I, 3, H]
     slots: torch.Tensor = field(init=False)  # T [E + spare, I, 3, H]
     tables: StepTables = field(init=False)
 
     def __post_init__(self) -> None:
+        self.most = self.most or self.sizes.batch
         sizes, generator = self.sizes, torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -77,7 +79,7 @@ class Layer:
                 slot_of[self.layer, one] = order[one]
         addresses = [slot.data_ptr() for slot in self.slots]
         slot_ptr = torch.tensor(addresses, dtype=torch.int64, device=self.device)
-        self.tables = StepTables.empty(slot_of, slot_ptr, sizes.batch * sizes.per_token)
+        self.tables = StepTables.empty(slot_of, slot_ptr, self.most * sizes.per_token)
         self.slot_order = order
 
     @property

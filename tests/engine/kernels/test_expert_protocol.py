@@ -21,6 +21,7 @@ SIZES = Sizes(hidden=40, intermediate=24, experts=8, per_token=3, batch=2, share
 PLAN = ExpertPlan(SIZES.hidden, SIZES.intermediate, run=8, block=4, warps=4, stages=2)
 RESIDENT = frozenset({0, 2, 3, 5})
 GUESSES = 3
+MOST = 3  # rows of the largest step: one more than this one's
 
 
 class Mailbox:
@@ -29,7 +30,7 @@ class Mailbox:
     def __init__(self, sizes: Sizes, layers: int, pin: bool, patience_ns: int) -> None:
         itemsize = sizes.dtype.itemsize
         self.layout = MailboxLayout(
-            layers, sizes.experts, sizes.batch, sizes.per_token, GUESSES, sizes.hidden, itemsize
+            layers, sizes.experts, MOST, sizes.per_token, GUESSES, sizes.hidden, itemsize
         )
         region = torch.zeros(self.layout.nbytes + 64, dtype=torch.uint8, pin_memory=pin)
         begin = -region.data_ptr() % 64
@@ -121,7 +122,7 @@ class Scene:
 def scene(
     device: torch.device, sizes: Sizes = SIZES, patience_ns: int = 20 * 10**9, live: int = SIZES.batch
 ) -> Scene:
-    layer = Layer(sizes, PLAN, device, resident=RESIDENT, layers=3, layer=2, spare=2, seed=1)
+    layer = Layer(sizes, PLAN, device, resident=RESIDENT, layers=3, layer=2, spare=2, seed=1, most=MOST)
     layer.rows.fill_(live)
     mailbox = Mailbox(sizes, 3, device.type == "cuda", patience_ns)
     for name in ("ids", "seen", "guess", "x", "y", "slot", "cut", "ticket", "update_index", "update_value"):
@@ -179,9 +180,9 @@ def test_everything_posted_is_what_the_device_saw(device: torch.device) -> None:
     with here.host(host):
         assert_near(layer.run(mailbox.arrays, here.guess), layer.expected())
     per_token = layer.sizes.per_token
-    assert mailbox["ids"][2].tolist() == [*layer.ids[0].tolist(), *[-1] * per_token]
-    assert mailbox["seen"][2].tolist() == [*layer.seen[0].tolist(), *[-1] * per_token]
-    assert mailbox["guess"][2].tolist() == [here.guess[0].tolist(), [-1] * GUESSES]
+    assert mailbox["ids"][2].tolist() == [*layer.ids[0].tolist(), *[-1] * per_token * 2]
+    assert mailbox["seen"][2].tolist() == [*layer.seen[0].tolist(), *[-1] * per_token * 2]
+    assert mailbox["guess"][2].tolist() == [here.guess[0].tolist(), *[[-1] * GUESSES] * 2]
     assert torch.equal(mailbox["x"][0], layer.normed[0].cpu())
     for name in ("ids", "seen", "guess"):
         assert bool((mailbox[name][:2] == -12345).all()), f"{name} of another layer was written"

@@ -60,7 +60,9 @@ def plan_experts(
 
 
 class StepTables(NamedTuple):
-    """Device tables, int32 unless said. L MoE layers, E experts, P = B * k pairs (row * k + rank)."""
+    """Device tables, int32 unless said. L MoE layers, E experts, P pairs (row * k + rank) of the largest
+    step; steps of fewer rows use the first ones.
+    """
 
     slot_of: torch.Tensor  # [L, E] slot of an expert, -1: not resident
     slot_ptr: torch.Tensor  # int64 [slots] address of a slot's records

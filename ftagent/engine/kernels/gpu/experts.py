@@ -39,7 +39,8 @@ def experts_step(
     """
     plan, tables, host, epoch, rows, partial = step
     (batch, hidden), per_token = normed.shape, ids.shape[1]
-    pairs = batch * per_token
+    pairs, most = batch * per_token, tables.plan_slot.shape[1]
+    guesses = 0 if guess is None else guess.shape[1]
     met = NO_HOST if host is None else host
     with_host = int(host is not None)
     launch(
@@ -51,11 +52,12 @@ def experts_step(
         met.updates, met.update_index, met.update_value, met.x, layer,
         warps=plan.warps,
         num_stages=plan.stages,
-        P=pairs,
-        PP=triton.next_power_of_2(pairs),
+        P=most,
+        PP=triton.next_power_of_2(most),
+        LAUNCHED=triton.next_power_of_2(pairs),
         K=per_token,
-        G=0 if guess is None else guess.shape[1],
-        GP=1 if guess is None else triton.next_power_of_2(guess.numel()),
+        G=guesses,
+        GP=triton.next_power_of_2(max(1, most // per_token * guesses)),
         H=hidden,
         HP=triton.next_power_of_2(hidden),
         RECORDS=plan.intermediate,
@@ -191,10 +193,10 @@ def experts_kernel(
     normed, ids, seen, guess, slot_of, slot_ptr, landed, plan_slot, plan_cut, plan_ticket, plan_ready, fail,
     epoch, rows, partial, to_post, to_planned, to_ids, to_seen, to_guess, to_slot, to_cut, to_ticket,
     to_updates, to_index, to_value, to_x, layer,
-    P: tl.constexpr, PP: tl.constexpr, K: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-    H: tl.constexpr, HP: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr, STAGES: tl.constexpr, UPDATES: tl.constexpr, HOST: tl.constexpr,
-    PATIENCE: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, PP: tl.constexpr, LAUNCHED: tl.constexpr, K: tl.constexpr, G: tl.constexpr,
+    GP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, UPDATES: tl.constexpr,
+    HOST: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     live = tl.load(rows) * K
@@ -216,7 +218,7 @@ def experts_kernel(
                     P, PP, RECORDS, UPDATES,
                 )  # fmt: skip
     elif work // CHUNKS < live:
-        pair, slot = _in_launch_order(seen, live, work // CHUNKS, PP)
+        pair, slot = _in_launch_order(seen, live, work // CHUNKS, LAUNCHED)
         first = (work % CHUNKS) * RUN
         last = tl.minimum(first + RUN, RECORDS)
         if slot < 0:

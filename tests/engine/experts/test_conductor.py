@@ -285,12 +285,14 @@ def goes_on(bench: Bench, mode: Mode) -> None:
     """After a failure and new tables on the device, steps are right again."""
     bench.conductor.settle()
     bench.device.publish(bench.policy)
+    misses = 0
     for _ in range(5):
         counters, _ = bench.step()
         assert bench.conductor.failed is None
         assert not bench.device.failed
         assert bench.conductor.mode == mode
-        assert counters.misses > 0
+        misses += counters.misses
+    assert misses > 0
     bench.check()
 
 

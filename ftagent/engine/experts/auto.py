@@ -284,8 +284,8 @@ class AutoMode:
         return self._enter(burst.challenger, burst.theirs, reason)
 
     def _enter(self, mode: Mode, samples: list[Sample], reason: str) -> Change:
-        change = Change(self._steps, self.mode, mode, f"mode {self.mode} to {mode}: {reason}")
-        self.mode, self.reason = mode, change.reason
+        change = Change(self._steps, self.mode, mode, reason)
+        self.mode, self.reason = mode, reason
         self._window = deque(samples, maxlen=WINDOW)
         self._history = deque(samples, maxlen=HISTORY)
         self._burst = None

@@ -217,8 +217,7 @@ def test_a_change_says_why_with_its_numbers() -> None:
     assert change is not None
     assert (change.before, change.mode, change.step) == ("hybrid", "offload", 2)
     assert change.reason == (
-        "mode hybrid to offload: a step with 90 misses takes 5,000 us in offload and 20,000 us in hybrid, "
-        "medians of 1 and 1 steps"
+        "a step with 90 misses takes 5,000 us in offload and 20,000 us in hybrid, medians of 1 and 1 steps"
     )
     assert auto.reason == change.reason
     assert list(auto.changes) == [change]

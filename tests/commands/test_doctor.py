@@ -1,0 +1,100 @@
+"""What the doctor says about machines that are not this one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ftagent.commands import doctor
+from ftagent.engine.machine.gpus import Gpu
+from ftagent.engine.machine.probe import Compiler, Cpu, Machine, Memory
+from ftagent.engine.machine.profile import CpuFigures, Line, LinkFigures, Profile, fingerprint, store_profile
+
+GIB = 2**30
+CARD = Gpu("Some Card", "GPU-1", 24 * GIB, 20 * GIB, (8, 9), "580.1", 1, 16, 4, 16)
+MACHINE = Machine(
+    Cpu("Some CPU", 14, 32, 16, 14.5, ("avx2", "amx_bf16"), 2**25),
+    Memory(128 * GIB, 64 * GIB, 40 * GIB, 8 * GIB, "madvise"),
+    Compiler("/usr/bin/g++", "g++ 12.2.0"),
+    (CARD,),
+    None,
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftagent.paths.cache_dir", lambda: tmp_path / "cache")
+
+
+def report(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(doctor, "probe", lambda: machine)
+    done = CliRunner().invoke(doctor.command, ["--quick", "--json"], standalone_mode=False)
+    assert done.exception is None
+    found = json.loads(done.stdout)
+    assert found["machine"]["cpu"]["cores"] == machine.cpu.cores
+    return {check["name"]: check for check in found["checks"]}
+
+
+def test_every_part_of_the_machine_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = report(MACHINE, monkeypatch)
+    assert checks["cpu"]["found"] == "Some CPU, 14 cores by quota of 32, avx2 amx_bf16"
+    assert checks["memory"]["found"] == (
+        "64.0 GiB, 40.0 GiB available, 8.0 GiB lockable, huge pages: madvise"
+    )
+    assert checks["gpu"]["found"] == (
+        "Some Card, 24.0 GiB, 20.0 GiB free, compute 8.9, PCIe 4 x16 (now 1 x16), driver 580.1"
+    )
+    assert checks["compiler"]["found"] == "g++ 12.2.0"
+    assert "not measured" in checks["bandwidths"]["found"]
+    names = ("cpu", "memory", "gpu", "compiler", "bandwidths")
+    assert {checks[name]["status"] for name in names} == {"ok"}
+
+
+def test_no_gpu_is_a_fact_and_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = report(replace(MACHINE, gpus=(), no_gpu="no NVIDIA driver is loaded"), monkeypatch)
+    assert checks["gpu"]["status"] == "ok"
+    assert "no NVIDIA driver is loaded" in checks["gpu"]["found"]
+
+
+def test_what_falls_short_comes_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    poor = replace(
+        MACHINE,
+        cpu=replace(MACHINE.cpu, features=("sve",), quota=None, affinity=32, cores=32),
+        memory=replace(MACHINE.memory, huge_pages="never"),
+        compiler=None,
+        gpus=(replace(CARD, pcie_width=8, memory_free=None, capability=None),),
+    )
+    checks = report(poor, monkeypatch)
+    assert checks["cpu"]["found"] == "Some CPU, 32 cores (16 physical), sve"
+    for name in ("cpu", "memory", "gpu", "compiler"):
+        assert checks[name]["status"] == "warn"
+        assert checks[name]["advice"]
+    assert (
+        "1.2 GiB"
+        in (
+            report(replace(MACHINE, memory=replace(MACHINE.memory, available=GIB)), monkeypatch)["memory"][
+                "advice"
+            ]
+        )
+    )
+
+
+def test_measured_bandwidths_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    store_profile(
+        Profile(
+            fingerprint(MACHINE, CARD),
+            "2026-12-01T00:00:00+00:00",
+            14,
+            148_000_000_000,
+            (LinkFigures(9, Line(1, 55_000_000_000)),),
+            (CpuFigures("bfloat16", 9, "native", Line(1, 120_000_000_000)),),
+        )
+    )
+    assert report(MACHINE, monkeypatch)["bandwidths"]["found"] == (
+        "2026-12-01, 14 threads, memory 148 GB/s, CPU 120 GB/s (bfloat16, native), link 55 GB/s"
+    )

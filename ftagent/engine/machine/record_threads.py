@@ -201,6 +201,10 @@ class RecordThreads:
             self._fail(timeout_s)
         return seconds
 
+    def wake(self) -> None:
+        """A job is near: threads that sleep get up and spin for 2 ms."""
+        self._library.ft_executor_wake(self._open())
+
     def stall_for_test(self, seconds: float) -> None:
         """The next job: one worker sleeps first."""
         self._library.ft_executor_stall(self._open(), int(seconds * 1e9))
@@ -239,5 +243,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ft_executor_isa.argtypes = (pointer,)
     library.ft_executor_isa.restype = ctypes.c_char_p
     library.ft_executor_stuck.argtypes = (pointer,)
+    library.ft_executor_wake.argtypes = (pointer,)
+    library.ft_executor_wake.restype = None
     library.ft_executor_stall.argtypes = (pointer, int64)
     library.ft_executor_stall.restype = None

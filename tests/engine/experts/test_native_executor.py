@@ -245,6 +245,7 @@ def test_workers_sleep_when_idle_and_end_with_close(executor_of: Callable[..., N
     for _ in range(3):
         check(executor, bank, [bank.part(0, 0, 9, 0)], x)
         until(lambda: workers() == ["S"] * 3)
+        executor._team.wake()
     executor.close()
     executor.close()
     assert workers() == []

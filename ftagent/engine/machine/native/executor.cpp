@@ -31,11 +31,13 @@ struct Group {
 
 struct Job {
     const RecordKernel* kernel;
-    int32_t hidden, intermediate, padded;
+    int32_t hidden, intermediate;
+    int64_t padded;  // hidden, rounded up to kPad
+    int64_t stride;  // from one row of sums or of x to the next
     int64_t record_bytes;
     int32_t workers;
     Team* team;
-    float* scratch;  // [workers, kSlots + 1, kMaxRows, padded]: sums, then x
+    float* scratch;  // [workers, kSlots + 1, kMaxRows, stride]: sums, then x
     std::vector<Group> groups;
     int64_t total;
     bool shared;  // some group is cut between workers
@@ -46,7 +48,7 @@ struct Job {
     int64_t cut(int64_t worker) const { return total * worker / workers; }
     int32_t owner(int64_t record) const;
     float* sums(int worker, int slot, int row) const {
-        return scratch + ((int64_t(worker) * (kSlots + 1) + slot) * kMaxRows + row) * padded;
+        return scratch + ((int64_t(worker) * (kSlots + 1) + slot) * kMaxRows + row) * stride;
     }
     bool plan(const Part* parts, int count);
     void take_x(int worker, const Group& group, int32_t* loaded, Work& work) const;
@@ -55,6 +57,13 @@ struct Job {
 };
 
 namespace {
+
+// Four rows that start at the same place of a 4 KiB page fall on the same cache sets, and a load from one waits for
+// an earlier store to another. So each starts a good quarter of a page after the one before.
+int64_t staggered(int64_t padded) {
+    constexpr int64_t kPage = 4096 / sizeof(float), kStep = 1088 / sizeof(float);
+    return padded + (kStep - padded % kPage + kPage) % kPage;
+}
 
 bool joins(const Group& group, const Part& part) {
     return group.rows < kMaxRows && group.expert == part.records && group.first == part.first &&
@@ -200,8 +209,8 @@ Executor::Executor(Shape shape, int threads, const int* cores, int isa)
     job_->record_bytes = job_->kernel ? job_->kernel->record_bytes(shape.hidden) : 0;
     job_->workers = team_->threads();
     job_->team = team_;
-    // A cache line more for each worker would not help: `padded` is a multiple of four lines already.
-    const size_t bytes = size_t(job_->workers) * (kSlots + 1) * kMaxRows * job_->padded * sizeof(float);
+    job_->stride = staggered(job_->padded);
+    const size_t bytes = size_t(job_->workers) * (kSlots + 1) * kMaxRows * job_->stride * sizeof(float);
     job_->scratch = static_cast<float*>(aligned_alloc(64, bytes ? bytes : 64));
     if (job_->scratch) memset(job_->scratch, 0, bytes);
 }
@@ -217,8 +226,7 @@ bool Executor::start(const Part* parts, int count, const void* x, volatile uint3
     if (!usable() || !team_->idle()) return false;
     job_->x = static_cast<const uint8_t*>(x);
     if (job_->plan(parts, count)) return team_->start(run_job, job_, done, value);
-    std::atomic_thread_fence(std::memory_order_release);
-    if (done) *done = value;
+    if (done) __atomic_store_n(done, value, __ATOMIC_RELEASE);
     return true;
 }
 
@@ -232,6 +240,7 @@ double Executor::read(const void* data, int64_t bytes, int64_t timeout_ns) {
 }
 
 bool Executor::wait(int64_t timeout_ns) { return team_->wait(timeout_ns); }
+void Executor::wake() { team_->wake(); }
 bool Executor::usable() const { return job_->kernel && job_->scratch && team_->threads() > 0; }
 bool Executor::broken() const { return team_->broken(); }
 int Executor::stuck_worker() const { return team_->stuck_worker(); }

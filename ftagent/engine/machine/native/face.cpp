@@ -65,4 +65,5 @@ FT_API double ft_executor_gemv(void* handle, const ft::Pool* pool, int64_t timeo
 FT_API int32_t ft_executor_threads(void* handle) { return executor(handle)->threads(); }
 FT_API const char* ft_executor_isa(void* handle) { return executor(handle)->isa(); }
 FT_API int32_t ft_executor_stuck(void* handle) { return executor(handle)->stuck_worker(); }
+FT_API void ft_executor_wake(void* handle) { executor(handle)->wake(); }
 FT_API void ft_executor_stall(void* handle, int64_t ns) { executor(handle)->stall_for_test(ns); }

@@ -19,10 +19,10 @@ constexpr int kSpinsPerClock = 64;
 
 timespec to_timespec(int64_t ns) { return {time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)}; }
 
-// Sleep while *word == expected, for at most `ns`.
-void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t ns) {
+// Sleep while *word == expected, for at most `ns`. True when woken, or when there was no need to sleep.
+bool futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t ns) {
     const timespec limit = to_timespec(ns);
-    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, &limit, nullptr, 0);
+    return syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, &limit, nullptr, 0) == 0 || errno == EAGAIN;
 }
 
 void futex_wake(std::atomic<uint32_t>& word) {
@@ -117,6 +117,10 @@ bool Team::start(Body body, void* context, volatile uint32_t* done, uint32_t val
     return true;
 }
 
+void Team::wake() {
+    if (sleepers_.load(std::memory_order_relaxed) > 0) futex_wake(epoch_);
+}
+
 bool Team::wait(int64_t timeout_ns) {
     const uint32_t epoch = epoch_.load(std::memory_order_relaxed);
     const auto ready = [&] { return finished_.load(std::memory_order_acquire) == epoch; };
@@ -181,10 +185,11 @@ void Team::work(Seat& seat) {
 // Until there is work after epoch `seen`. False: the team ends.
 bool Team::next(uint32_t seen) {
     const auto ready = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
-    if (!spin(ready, spin_ns_)) {
+    while (!spin(ready, spin_ns_)) {
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
         // The limit is a safety net: a wake that were lost would cost a second, not the process.
-        while (epoch_.load(std::memory_order_seq_cst) == seen) futex_wait(epoch_, seen, 1'000'000'000);
+        while (epoch_.load(std::memory_order_seq_cst) == seen && !futex_wait(epoch_, seen, 1'000'000'000)) {
+        }
         sleepers_.fetch_sub(1, std::memory_order_relaxed);
     }
     return !stop_.load(std::memory_order_acquire);
@@ -196,8 +201,7 @@ void Team::finish(Seat& seat, uint32_t epoch) {
     const uint32_t value = value_;
     seat.reached.store(epoch, std::memory_order_release);
     if (running_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    std::atomic_thread_fence(std::memory_order_release);
-    if (done && !abandoned()) *done = value;
+    if (done && !abandoned()) __atomic_store_n(done, value, __ATOMIC_RELEASE);
     finished_.store(epoch, std::memory_order_seq_cst);
     if (waiting_.load(std::memory_order_seq_cst)) futex_wake(finished_);
 }

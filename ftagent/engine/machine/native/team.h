@@ -38,6 +38,8 @@ class Team {
     // body(context, worker) on every worker; the last one to end stores `value` to *done (release; may be null).
     // False: nothing was started, because the team was not idle.
     bool start(Body body, void* context, volatile uint32_t* done, uint32_t value);
+    // Work is near: workers that sleep get up and spin, so that start() need not wake them.
+    void wake();
     // True when the work is done. False on time-out: the team is broken from then on.
     bool wait(int64_t timeout_ns);
     // Inside a body: until every worker has come here. False when the owner has given up: end at once.

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ftagent.cli import cli
 from ftagent.commands import bench
 from ftagent.engine import bench as measuring
 from ftagent.engine.bench import DecodeResult, expert_figures
@@ -45,7 +46,7 @@ def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(bench.command, list(arguments), catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["bench", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -159,7 +160,7 @@ def test_the_shape_comes_from_the_model(asked: Asked) -> None:
 def test_half_a_shape_is_refused(asked: Asked) -> None:
     asked(None)
     with pytest.raises(ConfigError, match="belong together"):
-        CliRunner().invoke(bench.command, ["bandwidth", "--hidden", "8"], catch_exceptions=False)
+        CliRunner().invoke(cli, ["bench", "bandwidth", "--hidden", "8"], catch_exceptions=False)
 
 
 STATS = ExpertStats(

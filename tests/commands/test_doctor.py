@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ftagent.cli import cli
 from ftagent.commands import doctor
 from ftagent.engine.machine.gpus import Gpu
 from ftagent.engine.machine.probe import Compiler, Cpu, Machine, Memory
@@ -33,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(doctor, "probe", lambda: machine)
-    done = CliRunner().invoke(doctor.command, ["--quick", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["doctor", "--quick", "--json"], standalone_mode=False)
     assert done.exception is None
     found = json.loads(done.stdout)
     assert found["machine"]["cpu"]["cores"] == machine.cpu.cores

@@ -24,7 +24,7 @@ COMMANDS = {
     "run": ("ftagent.commands.run", "Run a coding agent on the model."),
     "serve": ("ftagent.commands.serve", "Serve the model over HTTP: Anthropic and OpenAI protocols."),
     "doctor": ("ftagent.commands.doctor", "Check what this machine can do."),
-    "bench": ("ftagent.commands.bench", "Measure decode and prefill speed."),
+    "bench": ("ftagent.commands.bench", "Measure bandwidths, decode and prefill speed."),
     "config": ("ftagent.commands.config", "Show and check the settings."),
 }
 

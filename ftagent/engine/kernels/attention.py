@@ -1,14 +1,20 @@
 """Causal attention of one request over its stored keys and values, in parts joined by their log-sum-exp.
 
-Reference for other devices; on the CPU it runs torch's fused attention. Knows no pages: callers hand in keys
-and values.
+Runs torch's fused attention: on the CPU in any dtype, on CUDA devices of capability 8.0 and later in bfloat16
+and float16 for heads of up to 256 in steps of 8. What is left, float32 on CUDA above all, is written out in
+blocks of rows. Knows no pages: callers hand in keys and values.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
+
+SCORE_BYTES = 256 * 2**20  # of the largest block of scores that attention without a fused kernel makes
+FLASH_CAPABILITY = (8, 0)
+FLASH_HEAD = 256  # the widest head of torch's flash attention; sizes are multiples of 8
 
 
 class Partial(NamedTuple):
@@ -25,6 +31,8 @@ def attend_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scal
 
     The query heads that share a KV head are folded into rows, so keys and values are not repeated.
     """
+    if query.is_cuda:
+        return _on_device(query, key, value, False, scale)
     heads, rows, head_dim = query.shape
     folded = query.reshape(key.shape[0], -1, head_dim)
     part = _fused(folded, key, value, False, scale)
@@ -33,6 +41,8 @@ def attend_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scal
 
 def attend_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
     """Row i of query [heads, rows, d] sees keys 0..i of key [kv_heads, rows, d]."""
+    if query.is_cuda:
+        return _on_device(query, key, value, True, scale)
     group = query.shape[0] // key.shape[0]
     return _fused(
         query, key.repeat_interleave(group, dim=0), value.repeat_interleave(group, dim=0), True, scale
@@ -58,3 +68,49 @@ def _fused(
         query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), 0.0, causal, scale=scale
     )
     return Partial(out.squeeze(0), lse.squeeze(0))
+
+
+def _on_device(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> Partial:
+    """torch's flash attention, which takes fewer KV heads than query heads as they are, or the plain form."""
+    head_dim = query.shape[2]
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    if not half or head_dim % 8 or head_dim > FLASH_HEAD or not _has_flash(query.device):
+        return attend_plain(query, key, value, causal, scale)
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), 0.0, causal, scale=scale
+    )
+    return Partial(out.squeeze(0), lse.reshape(query.shape[:2]))
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+
+
+def attend_plain(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> Partial:
+    """Attention written out in float32, in blocks of rows whose scores take at most SCORE_BYTES.
+
+    Shapes as for `attend_all` and, with `causal`, `attend_causal`; `out` in the dtype of the query.
+    """
+    heads, rows, head_dim = query.shape
+    kv_heads, columns = key.shape[:2]
+    wide_key, wide_value = key.float().transpose(1, 2), value.float()
+    out = torch.empty_like(query)
+    lse = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
+    block = max(SCORE_BYTES // (4 * heads * columns), 1)
+    for begin in range(0, rows, block):
+        end = min(begin + block, rows)
+        some = query[:, begin:end].float().reshape(kv_heads, -1, head_dim)  # [kv_heads, group * rows, d]
+        scores = torch.bmm(some, wide_key).mul_(scale).view(heads, end - begin, columns)
+        if causal:
+            index = torch.arange(columns, device=query.device)
+            scores.masked_fill_(index > index[begin:end].unsqueeze(1), float("-inf"))
+        total = torch.logsumexp(scores, dim=-1)
+        shares = scores.sub_(total.unsqueeze(-1)).exp_().view(kv_heads, -1, columns)
+        out[:, begin:end] = torch.bmm(shares, wide_value).view(heads, end - begin, head_dim)
+        lse[:, begin:end] = total
+    return Partial(out, lse)

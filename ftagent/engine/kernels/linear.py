@@ -4,6 +4,8 @@ A matrix-vector product and a matrix product sum in different orders, and a matr
 thread fewer than four rows in a third. So decode rows always take the first kind, one row at a time or in a
 batch of vectors, and prefill rows the second, padded until every thread has four rows: with the BLAS of
 torch's CPU builds each row then gives the same bits in any company.
+
+On a CUDA device a step through these functions is a prefill, and every product is one call of the library.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ MIN_ROWS = 4
 
 
 def vector_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [rows, in] times weight [out, in]: each row as a matrix-vector product."""
+    """x [rows, in] times weight [out, in]: on the CPU each row as a matrix-vector product."""
     rows = x.shape[0]
-    if rows == 1:
+    if rows == 1 or x.is_cuda:
         return F.linear(x, weight)
     return torch.bmm(x.unsqueeze(1), weight.t().expand(rows, -1, -1)).squeeze(1)
 
 
 def matrix_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [rows, in] times weight [out, in], as a product of at least MIN_ROWS rows for each thread."""
+    """x [rows, in] times weight [out, in]: on the CPU a product of at least MIN_ROWS rows for each thread."""
+    if x.is_cuda:
+        return F.linear(x, weight)
     rows = x.shape[0]
     unit = MIN_ROWS * torch.get_num_threads()
     padding = -rows % unit if rows < 4 * unit else 0

@@ -101,19 +101,29 @@ class Decoder:
         self.rope = rope
         self.pools = pools
         self._device = weights.embedding.device
+        self.fused = self._device.type == "cuda"  # steps are prefill, with the kernels of `kernels.gpu`
 
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Logits float32 [wanted chunks, vocab]; advances KV pages and state slots."""
-        batch = make_batch(chunks, self._device)
+        batch = make_batch(chunks, self._device, self.fused)
+        if self.fused:
+            from ftagent.engine.models.prefill import prefill  # Triton, which a machine may lack
+
+            x = prefill(self.weights, self.rope, self.pools, batch)
+        else:
+            x = self._layers(batch)
+        if not len(batch.wanted):
+            return torch.empty(0, self.weights.head.shape[0])
+        last = self.weights.norm(x[batch.wanted])
+        return vector_products(last, self.weights.head).float()
+
+    def _layers(self, batch: Batch) -> torch.Tensor:
         turn = self.rope.at(batch.positions)
         x = F.embedding(batch.tokens, self.weights.embedding)
         for block in self.weights.blocks:
             x = x + self._mix(block, block.mixer_norm(x), batch, turn)
             x = x + self._feed(block, block.mlp_norm(x), batch)
-        if not batch.wanted:
-            return torch.empty(0, self.weights.head.shape[0])
-        last = self.weights.norm(x[list(batch.wanted)])
-        return vector_products(last, self.weights.head).float()
+        return x
 
     def copy_page(self, source: int, target: int) -> None:
         """See `Runner.copy_page`."""

@@ -182,12 +182,17 @@ class Moe:
 
     def __call__(self, x: torch.Tensor, batch: Batch, pool: ExpertPool) -> torch.Tensor:
         flat = project(x, self.into, batch.decode)
-        scores = torch.softmax(flat[:, : self.experts].float(), dim=-1)
-        weights, chosen = torch.topk(scores, self.per_token, dim=-1)
-        if self.renormalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights, chosen = self.route(flat[:, : self.experts])
         out = pool.forward(self.moe_layer, x, chosen, weights.to(x.dtype), batch.decode)
         if self.shared:
             inner = gated(flat[:, self.experts : self.experts + 2 * self.shared])
             out = out.addcmul_(project(inner, self.down, batch.decode), torch.sigmoid(flat[:, -1:]))
         return out
+
+    def route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights float32 and experts int64 of each row, [rows, k], best first. logits [rows, experts]."""
+        scores = torch.softmax(logits.float(), dim=-1)
+        weights, chosen = torch.topk(scores, self.per_token, dim=-1)
+        if self.renormalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights, chosen

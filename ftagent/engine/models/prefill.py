@@ -1,0 +1,119 @@
+"""A prefill step with the kernels of `kernels.gpu`: the layers of `decoder` once more, for rows on a device.
+
+Every layer does one span of the step after the other, so that a chunk of any length needs little more memory
+than its rows; the projections of a span are gone when the next one starts. Nothing here waits for the device.
+Queries of a span see its own keys and those of earlier spans, which are in the pages by then.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ftagent.engine.context.pages import KvStorage
+from ftagent.engine.context.recurrent import StatePool
+from ftagent.engine.experts.pool import ExpertPool
+from ftagent.engine.kernels.attention import attend_all, attend_causal, join
+from ftagent.engine.kernels.experts import gated
+from ftagent.engine.kernels.gpu.attention import AttentionSpec
+from ftagent.engine.kernels.gpu.delta import DeltaSpec
+from ftagent.engine.kernels.gpu.delta_rows import delta_rows, gated_norm
+from ftagent.engine.kernels.gpu.norm import rms_norm
+from ftagent.engine.kernels.gpu.rope import qk_norm_rope
+from ftagent.engine.kernels.gpu.scan import delta_prefill
+from ftagent.engine.models.batch import Batch, Span
+from ftagent.engine.models.decoder import Block, Pools, Weights
+from ftagent.engine.models.gated_delta_net import GatedDeltaNet
+from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope
+
+
+def prefill(weights: Weights, rope: Rope, pools: Pools, batch: Batch) -> torch.Tensor:
+    """Hidden rows T [rows, H] behind the last block; advances KV pages and state slots."""
+    x = F.embedding(batch.tokens, weights.embedding)
+    for block in weights.blocks:
+        x += _mix(block, _normed(block.mixer_norm, x), batch, rope, pools)
+        x += _feed(block, _normed(block.mlp_norm, x), batch, pools.experts)
+    return x
+
+
+def _normed(norm: RmsNorm, x: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x, norm.weight, norm.eps)
+
+
+def _mix(block: Block, x: torch.Tensor, batch: Batch, rope: Rope, pools: Pools) -> torch.Tensor:
+    if isinstance(block.mixer, GatedDeltaNet):
+        return mix_delta(block.mixer, x, batch, pools.states)
+    return mix_attention(block.mixer, x, batch, pools.kv, rope)
+
+
+def _feed(block: Block, x: torch.Tensor, batch: Batch, pool: ExpertPool | None) -> torch.Tensor:
+    if isinstance(block.mlp, Mlp):
+        return feed_dense(block.mlp, x, batch)
+    assert pool is not None, "a model with MoE layers has an expert pool"
+    return feed_experts(block.mlp, x, batch, pool)
+
+
+def mix_attention(layer: Attention, x: torch.Tensor, batch: Batch, kv: KvStorage, rope: Rope) -> torch.Tensor:
+    """The attention layer on normed rows x [rows, H], which are overwritten with the result."""
+    spec = AttentionSpec(
+        layer.heads, layer.kv_heads, layer.head_dim, rope.size, layer.scale, layer.norm.eps, layer.gated
+    )
+    width = (layer.heads + 2 * layer.kv_heads) * layer.head_dim
+    for span in batch.spans:
+        flat = F.linear(x[span.rows], layer.into)  # q | k | v | gate
+        positions, places = batch.positions[span.rows], batch.places[span.rows]
+        stored = kv.layer(layer.kv_layer)
+        query = qk_norm_rope(flat, spec, layer.norm.weight, rope.cos, rope.sin, positions, places, stored)
+        out = _attend(layer, query, span, kv)
+        if layer.gated:
+            out = out * torch.sigmoid(flat[:, width:])
+        torch.matmul(out, layer.out.t(), out=x[span.rows])
+    return x
+
+
+def _attend(layer: Attention, query: torch.Tensor, span: Span, kv: KvStorage) -> torch.Tensor:
+    """query [rows, heads, d] over the past and the span itself, both in the pages: [rows, heads * d]."""
+    by_head = query.transpose(0, 1)
+    parts = [attend_causal(by_head, *kv.read(layer.kv_layer, span.own), layer.scale)]
+    if span.past:
+        parts.append(attend_all(by_head, *kv.read(layer.kv_layer, span.past), layer.scale))
+    return join(parts).transpose(0, 1).reshape(len(query), -1)
+
+
+def mix_delta(layer: GatedDeltaNet, x: torch.Tensor, batch: Batch, states: StatePool) -> torch.Tensor:
+    """The gated delta net layer on normed rows x [rows, H], which are overwritten with the result."""
+    spec = DeltaSpec(*layer.shape, eps=layer.norm.eps)
+    conv, recurrent = states.conv[layer.state_layer], states.recurrent[layer.state_layer]
+    exact = x.dtype == torch.float32
+    for span in batch.spans:
+        flat = F.linear(x[span.rows], layer.into)  # q | k | v | z | b | a
+        inputs = delta_rows(flat, spec, layer.taps, layer.rate, layer.bias, conv[span.slot])
+        found = delta_prefill(inputs, recurrent[span.slot], exact=exact)
+        normed = gated_norm(found, flat, spec, layer.norm.weight)
+        torch.matmul(normed, layer.out.t(), out=x[span.rows])
+    return x
+
+
+def feed_dense(layer: Mlp, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The plain MLP on normed rows x [rows, H], which are overwritten with the result."""
+    for span in batch.spans:
+        inner = gated(F.linear(x[span.rows], layer.gate_up))
+        torch.matmul(inner, layer.down.t(), out=x[span.rows])
+    return x
+
+
+def feed_experts(layer: Moe, x: torch.Tensor, batch: Batch, pool: ExpertPool) -> torch.Tensor:
+    """Router, routed experts on all rows at once (their weights may cross the link), shared expert."""
+    rows = len(x)
+    weights = x.new_empty(rows, layer.per_token)
+    chosen = torch.empty(rows, layer.per_token, dtype=torch.int64, device=x.device)
+    router, shared = layer.into[: layer.experts], layer.into[layer.experts :]
+    for span in batch.spans:
+        weights[span.rows], chosen[span.rows] = layer.route(F.linear(x[span.rows], router))
+    out = pool.forward(layer.moe_layer, x, chosen, weights, 0)
+    if layer.shared:
+        for span in batch.spans:
+            flat = F.linear(x[span.rows], shared)  # gate | up | gate of the shared expert
+            inner = F.linear(gated(flat[:, :-1]), layer.down)
+            out[span.rows].addcmul_(inner, torch.sigmoid(flat[:, -1:]))
+    return out

@@ -37,7 +37,8 @@ class Case(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What one kernel takes on one capability; stack and local are bytes a thread (0: nothing spilled)."""
+    """What one kernel takes on one capability; stack and local are bytes a thread (0: nothing
+    spilled), shared bytes a program."""
 
     case: str
     capability: int
@@ -73,8 +74,8 @@ def assert_no_spills(cases: Sequence[Case], capabilities: Sequence[int] = CAPABI
     assert [line for line in used if line.stack or line.local] == []
 
 
-def compile_case(case: Case, capability: int) -> bytes:
-    """The cubin of one case. For a process that does not interpret."""
+def compile_case(case: Case, capability: int) -> tuple[bytes, int]:
+    """The cubin of one case and the bytes of shared memory. For a process that does not interpret."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -91,21 +92,22 @@ def compile_case(case: Case, capability: int) -> bytes:
     }
     source = ASTSource(kernel, signature, constants, aligned)
     options = {"num_warps": case.warps, "num_stages": case.stages}
-    cubin: bytes = triton.compile(source, GPUTarget("cuda", capability, 32), options).asm["cubin"]
-    return cubin
+    compiled = triton.compile(source, GPUTarget("cuda", capability, 32), options)
+    return compiled.asm["cubin"], compiled.metadata.shared
 
 
 def usage(case: Case, capability: int, tool: Path) -> Usage:
     """Compile one case and read its resources."""
+    cubin, shared = compile_case(case, capability)
     with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compile_case(case, capability))
+        file.write(cubin)
         file.flush()
         text = subprocess.run(
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     name = f"{case.kernel}{case.constants}"
-    fields = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", text)}
-    return Usage(name, capability, fields["REG"], fields["STACK"], fields["LOCAL"], fields["SHARED"])
+    fields = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    return Usage(name, capability, fields["REG"], fields["STACK"], fields["LOCAL"], shared)
 
 
 def main() -> None:

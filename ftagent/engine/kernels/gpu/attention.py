@@ -1,0 +1,297 @@
+"""Attention of decode rows over KV pages: norms, rotary embedding, the new token's page entry, and the gate.
+
+The context of a row is cut into splits that run side by side, each over the same number of blocks, with an
+online softmax (Dao et al., "FlashAttention", arXiv 2205.14135; splits as in "Flash-Decoding"); a second
+kernel joins them by their log-sum-exp. Where the cuts are depends only on the row's position and on the
+number of splits, so a row's result is the same bits in any company. Bound by memory: keys and values are
+read once for all query heads that share them. The reference is `kernels.attention`.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ftagent.engine.kernels.gpu.launch import INTERPRETED, launch, let_next_start, wait_for_inputs
+
+PAGE = tl.constexpr(64)  # tokens; context.pages.PAGE_TOKENS
+GROUP_TILE = tl.constexpr(16)  # query heads of a KV head, padded to the least that a tensor core takes
+LOG2_E = tl.constexpr(1.4426950408889634)
+BLOCK_BYTES = 16384  # of keys, and again of values, in one turn of the loop
+MAX_SPLITS = 128
+PROGRAMS_A_PROCESSOR = 2
+JOIN_DIMS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Shape of an attention layer. `rotary` dimensions of a head are turned; gated: one gate a query head.
+
+    Raises ValueError for a shape that the kernels do not do.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: int
+    scale: float
+    eps: float
+    gated: bool
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads or self.heads // self.kv_heads > GROUP_TILE.value:
+            raise ValueError(
+                f"{self.heads} query heads on {self.kv_heads} KV heads: 1 to 16 on each can be done"
+            )
+        if not 16 <= self.head_dim <= 256 or self.head_dim % 8:
+            raise ValueError(f"a head of {self.head_dim}: multiples of 8 from 16 to 256 can be done")
+        if self.rotary % 2 or not 0 <= self.rotary <= self.head_dim:
+            raise ValueError(f"{self.rotary} rotary dimensions of {self.head_dim}: must be even and no more")
+
+    @property
+    def width(self) -> int:
+        """Columns of a row of queries, keys, values and gates."""
+        gates = self.heads if self.gated else 0
+        return (self.heads + 2 * self.kv_heads + gates) * self.head_dim
+
+
+def split_count(capacity: int, kv_heads: int, processors: int) -> int:
+    """Splits for contexts of up to `capacity` tokens.
+
+    Enough that one row alone puts two programs on each multiprocessor. It is the same for every batch size:
+    otherwise a row's bits would depend on its company. More rows only make more programs, and those without
+    a block return at once.
+    """
+    pages = -(-capacity // PAGE.value)
+    wanted = -(-PROGRAMS_A_PROCESSOR * processors // kv_heads)
+    return max(1, min(wanted, pages, MAX_SPLITS))
+
+
+def block_tokens(head_dim: int, itemsize: int) -> int:
+    """Tokens in one turn of the loop: a power of two from 16 to the size of a page."""
+    padded = 1 << (head_dim - 1).bit_length()
+    return max(16, min(PAGE.value, BLOCK_BYTES // (padded * itemsize)))
+
+
+@triton.jit
+def _first_block(position, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """First block of a split, first of the next one, and all blocks of a row up to `position`."""
+    blocks = position // BLOCK + 1
+    each = tl.cdiv(blocks, SPLITS)
+    first = split * each
+    return first, tl.minimum(first + each, blocks), blocks
+
+
+@triton.jit
+def _turned(  # noqa: PLR0913
+    places, norm, dims, angle_cos, angle_sin, eps, inside, DIM: tl.constexpr, ROTARY: tl.constexpr
+):
+    """Heads [n, dims] at `places` [n, 1], normed by rows of `norm` [n, 1] and rotated; float32."""
+    head = tl.load(places + dims, mask=inside, other=0.0)
+    inverse = tl.rsqrt(tl.sum(head * head, axis=1) / DIM + eps)[:, None]
+    normed = head * inverse * tl.load(norm + dims, mask=inside, other=0.0)
+    if ROTARY > 0:
+        other = tl.where(dims < ROTARY // 2, dims + ROTARY // 2, dims - ROTARY // 2)
+        turns = inside & (dims < ROTARY)
+        partner = tl.load(places + other, mask=turns, other=0.0) * inverse
+        partner *= tl.load(norm + other, mask=turns, other=0.0)
+        normed = normed * angle_cos + partner * angle_sin
+    return normed
+
+
+@triton.jit
+def _block(plane, page, begin, within, seen, dims, DIM: tl.constexpr):
+    """[BLOCK, dims] of the keys or the values of one KV head; zeros at tokens that are not seen."""
+    places = page.to(tl.int64) * PAGE + begin % PAGE + within
+    wanted = seen[:, None] & (dims < DIM)[None, :]
+    return tl.load(
+        plane + places[:, None] * DIM + dims[None, :], mask=wanted, other=0.0, cache_modifier=".cg"
+    )
+
+
+@triton.jit
+def _fold(  # noqa: PLR0913
+    query, keys, values, seen, top, total, sums, factor, WIDEN: tl.constexpr
+):
+    """One turn of the online softmax to base 2: highest score, sum of powers, weighted values.
+
+    The interpreter gets bfloat16 products wrong, so it takes them wide.
+    """
+    stored = query.dtype
+    if WIDEN:
+        query, keys, values = query.to(tl.float32), keys.to(tl.float32), values.to(tl.float32)
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * factor
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, axis=1))
+    shares = tl.exp2(scores - higher[:, None])
+    fade = tl.exp2(top - higher)
+    total = total * fade + tl.sum(shares, axis=1)
+    rounded = shares.to(stored)
+    if WIDEN:
+        rounded = rounded.to(tl.float32)
+    sums = tl.dot(rounded, values, sums * fade[:, None], input_precision="ieee")
+    return higher, total, sums
+
+
+@triton.jit
+def _attend(  # noqa: PLR0913
+    flat, norms, cos, sin, positions, page_table, kv, partial, lse, live,
+    eps, scale, width, pages, tokens,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+    ROTARY: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    split = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = tl.program_id(2)
+    if row >= tl.load(live):
+        return
+    position = tl.load(positions + row)
+    first, last, blocks = _first_block(position, split, SPLITS, BLOCK)
+    if first >= blocks:
+        return
+    group: tl.constexpr = HEADS // KV_HEADS
+    stored = kv.dtype.element_ty
+    dims = tl.arange(0, DIM_TILE)
+    inside = dims < DIM
+    within = tl.arange(0, BLOCK)
+    pages_of_row = page_table + row * pages
+    key_plane = kv + kv_head * tokens.to(tl.int64) * DIM
+    value_plane = kv + (KV_HEADS + kv_head) * tokens.to(tl.int64) * DIM
+    # What earlier steps wrote needs no waiting: the first block is on its way before the queries are there.
+    page = tl.load(pages_of_row + first * BLOCK // PAGE)
+    seen = first * BLOCK + within < position
+    keys = _block(key_plane, page, first * BLOCK, within, seen, dims, DIM)
+    values = _block(value_plane, page, first * BLOCK, within, seen, dims, DIM)
+    turns = dims < ROTARY
+    angle_cos = tl.load(cos + position * ROTARY + dims, mask=turns, other=1.0)[None, :]
+    angle_sin = tl.load(sin + position * ROTARY + dims, mask=turns, other=0.0)[None, :]
+    member = tl.arange(0, GROUP_TILE)
+    heads = kv_head * group + member
+    real = (member < group)[:, None]
+    wait_for_inputs(PDL)
+
+    row_start = flat + row * width
+    query = _turned(
+        row_start + heads[:, None] * DIM, norms + heads[:, None] * DIM, dims[None, :], angle_cos, angle_sin,
+        eps, real & inside[None, :], DIM, ROTARY,
+    ).to(stored)  # fmt: skip
+    key_head = HEADS + kv_head + tl.zeros([1, 1], tl.int32)
+    key = _turned(
+        row_start + key_head * DIM, norms + key_head * DIM, dims[None, :], angle_cos, angle_sin,
+        eps, inside[None, :], DIM, ROTARY,
+    ).to(stored)  # fmt: skip
+    value = tl.load(row_start + (HEADS + KV_HEADS + kv_head) * DIM + dims, mask=inside, other=0.0).to(stored)
+
+    # The split with the last block owns the new token: it starts from it and writes it to the page.
+    owner = last == blocks
+    if owner:
+        place = tl.load(pages_of_row + position // PAGE).to(tl.int64) * PAGE + position % PAGE
+        tl.store(key_plane + place * DIM + dims[None, :], key, mask=inside[None, :])
+        tl.store(value_plane + place * DIM + dims, value, mask=inside)
+    own = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale * LOG2_E
+    top = tl.where(owner, own, float("-inf"))
+    total = tl.where(owner, 1.0, 0.0) + tl.zeros([GROUP_TILE], tl.float32)
+    sums = tl.where(owner, value.to(tl.float32), 0.0)[None, :] + tl.zeros([GROUP_TILE, DIM_TILE], tl.float32)
+    factor = scale * LOG2_E
+    top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
+
+    # The page is looked up one turn ahead: a look-up in front of the loads would halve the loads in flight.
+    page = tl.load(pages_of_row + tl.minimum(first + 1, last - 1) * BLOCK // PAGE)
+    for block in tl.range(first + 1, last, num_stages=STAGES):
+        seen = block * BLOCK + within < position
+        keys = _block(key_plane, page, block * BLOCK, within, seen, dims, DIM)
+        values = _block(value_plane, page, block * BLOCK, within, seen, dims, DIM)
+        page = tl.load(pages_of_row + tl.minimum(block + 1, last - 1) * BLOCK // PAGE)
+        top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
+
+    target = (row * HEADS + heads) * SPLITS + split
+    tl.store(lse + target, top + tl.log2(total), mask=member < group)
+    tl.store(
+        partial + target[:, None] * DIM + dims[None, :], sums / total[:, None], mask=real & inside[None, :]
+    )
+
+
+@triton.jit
+def _join(  # noqa: PLR0913
+    partial, lse, flat, positions, out, live, width,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, GATED: tl.constexpr,
+    SPLITS: tl.constexpr, SPLITS_TILE: tl.constexpr, BLOCK: tl.constexpr, DIMS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    if row >= tl.load(live):
+        return
+    position = tl.load(positions + row)
+    splits = tl.arange(0, SPLITS_TILE)
+    first, _, blocks = _first_block(position, splits, SPLITS, BLOCK)
+    used = (splits < SPLITS) & (first < blocks)
+    dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    inside = dims < DIM
+    wait_for_inputs(PDL)
+    sources = (row * HEADS + head) * SPLITS + splits
+    sums = tl.load(lse + sources, mask=used, other=float("-inf"))
+    parts = tl.load(
+        partial + sources[:, None] * DIM + dims[None, :], mask=used[:, None] & inside[None, :], other=0.0
+    )
+    shares = tl.exp2(sums - tl.max(sums, axis=0))
+    joined = tl.sum(parts * shares[:, None], axis=0) / tl.sum(shares, axis=0)
+    if GATED:
+        gates = flat + row * width + (HEADS + 2 * KV_HEADS + head) * DIM
+        joined *= tl.sigmoid(tl.load(gates + dims, mask=inside, other=0.0))
+    tl.store(out + (row * HEADS + head) * DIM + dims, joined.to(out.dtype.element_ty), mask=inside)
+
+
+def decode_attention(  # noqa: PLR0913
+    flat: torch.Tensor,
+    spec: AttentionSpec,
+    norms: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    page_table: torch.Tensor,
+    kv: torch.Tensor,
+    partial: torch.Tensor,
+    lse: torch.Tensor,
+    out: torch.Tensor,
+    rows: torch.Tensor,
+) -> None:
+    """Attention of one new token of each of the first rows[0] rows; its key and value go to its page.
+
+    flat float32 [B, q | k | v (| gate)]; norms float32 [heads + kv_heads, d] of queries and keys; cos and sin
+    float32 [context, rotary], sin with the sign of the rotation (`models.layers.Rope`); positions int32 [B]:
+    the new token's place, so that many tokens are in the pages already; page_table int32 [B, pages]; kv
+    T [2 * kv_heads, tokens, d], keys first (`context.pages.KvStorage`). Scratch: partial float32
+    [B, heads, S, d] and lse (to base 2) float32 [B, heads, S], with S from `split_count`. out T
+    [B, heads * d]. The pages of a row that another row shares must not be the one that it writes.
+    """
+    batch, splits = flat.shape[0], partial.shape[2]
+    block = block_tokens(spec.head_dim, kv.element_size())
+    shape = {
+        "HEADS": spec.heads,
+        "KV_HEADS": spec.kv_heads,
+        "DIM": spec.head_dim,
+        "SPLITS": splits,
+        "BLOCK": block,
+    }
+    launch(
+        _attend,
+        (splits, spec.kv_heads, batch),
+        flat, norms, cos, sin, positions, page_table, kv, partial, lse, rows,
+        spec.eps, spec.scale, flat.stride(0), page_table.stride(0), kv.shape[1],
+        DIM_TILE=triton.next_power_of_2(spec.head_dim), ROTARY=spec.rotary,
+        WIDEN=INTERPRETED and kv.dtype == torch.bfloat16, STAGES=3, warps=kv.element_size() * 2, **shape,
+    )  # fmt: skip
+    launch(
+        _join,
+        (spec.heads, batch, triton.cdiv(spec.head_dim, JOIN_DIMS)),
+        partial, lse, flat, positions, out, rows, flat.stride(0),
+        GATED=spec.gated, SPLITS_TILE=triton.next_power_of_2(splits), DIMS=JOIN_DIMS, **shape,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 PIECE = 16 * 2**20  # bytes of one write
-STAGING = 4  # pinned buffers between device and file
+STAGING = 8  # pinned buffers between device and file: as many tensors are written at once
 DTYPE = "BF16"
 
 
@@ -71,11 +71,11 @@ class Shard:
 
 
 class Buffer:
-    """Pinned memory and the writes that still read from it."""
+    """Pinned memory and the write that may still read from it."""
 
     def __init__(self, size: int) -> None:
         self.bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        self.writes: list[Future[None]] = []
+        self.write: Future[None] | None = None
 
 
 class CheckpointWriter:
@@ -122,20 +122,18 @@ class CheckpointWriter:
         assert tensor.dtype == torch.bfloat16
         assert tensor.is_contiguous()
         raw = tensor.view(-1).view(torch.uint8)
-        buffer = self._buffer(raw.numel()) if raw.is_cuda else None
+        buffer = self._buffer(raw.numel()) if raw.is_cuda and raw.numel() >= PIECE else None
         if buffer is None:
             view = memoryview(raw.cpu().numpy().data)
         else:
             buffer.bytes[: raw.numel()].copy_(raw)
             view = memoryview(buffer.bytes.numpy().data)
-        writes = [
-            self._pool.submit(_write, shard.file, view[begin:end], place)
-            for part in parts
-            for begin, end, place in _pieces(part, shard.places[part.name])
-        ]
+        # One thread for a tensor: a file takes one write at a time, so threads are of use on different files.
+        pieces = [piece for part in parts for piece in _pieces(part, shard.places[part.name])]
+        write = self._pool.submit(_write_all, shard.file, view, pieces)
         if buffer is not None:
-            buffer.writes = writes
-        self._writes += writes
+            buffer.write = write
+        self._writes.append(write)
 
     def wait(self) -> None:
         """Until everything that was put is written."""
@@ -147,7 +145,8 @@ class CheckpointWriter:
         """A pinned buffer that no write reads from any more; the oldest one when all are in use."""
         while len(self._buffers) >= STAGING:
             oldest = self._buffers.pop(0)
-            wait(oldest.writes)
+            if oldest.write is not None:
+                oldest.write.result()
             if oldest.bytes.numel() >= size:
                 self._buffers.append(oldest)
                 return oldest
@@ -162,6 +161,11 @@ def _pieces(part: Part, place: int) -> list[tuple[int, int, int]]:
         (part.start + at, part.start + min(at + PIECE, part.length), place + at)
         for at in range(0, part.length, PIECE)
     ]
+
+
+def _write_all(file: int, view: memoryview, pieces: Sequence[tuple[int, int, int]]) -> None:
+    for begin, end, place in pieces:
+        _write(file, view[begin:end], place)
 
 
 def _write(file: int, data: memoryview, place: int) -> None:

@@ -25,7 +25,8 @@ class HostMemory:
     """
 
     def __init__(self, size: int) -> None:
-        whole = mmap.mmap(-1, max(size, 1) + HUGE_BYTES)
+        # Private: Python maps shared memory by default, which gets no huge pages.
+        whole = mmap.mmap(-1, max(size, 1) + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         raw = torch.frombuffer(whole, dtype=torch.uint8)
         begin = -raw.data_ptr() % HUGE_BYTES
         self.tensor = raw[begin : begin + size]  # uint8 [size]

@@ -121,7 +121,7 @@ class PieceReader:
         begin = -(-self._used // 64) * 64
         if begin + size > len(self._buffer):
             # Views of the old buffer keep it alive for as long as they are used.
-            self._buffer, begin = torch.empty(max(size, len(self._buffer)), dtype=torch.uint8), 0
+            self._buffer, begin = torch.empty(begin + size, dtype=torch.uint8), 0
         self._used = begin + size
         raw = self._buffer[begin : begin + size]
         self._checkpoint.read_into(name, raw, index, count)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,3 +87,21 @@ def test_cuda_registers_and_copies_at_once() -> None:
     assert bank.records(2).is_pinned()
     assert torch.equal(bank.records(2).to("cuda", non_blocking=True).cpu(), values[2])
     bank.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no /proc/self/smaps")
+def test_memory_that_is_written_lies_on_huge_pages() -> None:
+    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not modes.exists() or "[never]" in modes.read_text():
+        pytest.skip("the system gives no huge pages")
+    memory = HostMemory(8 * HUGE_BYTES)
+    memory.tensor.fill_(1)
+    huge, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(text, 16) for text in bounds.groups())
+            inside = begin < memory.address + memory.size and end > memory.address
+        elif inside and line.startswith("AnonHugePages:"):
+            huge += int(line.split()[1]) * 1024
+    # A fragmented system may not find all of them.
+    assert huge >= HUGE_BYTES

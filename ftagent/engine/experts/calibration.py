@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ftagent.engine.experts.auto import Forecast
 from ftagent.engine.experts.costs import CostModel
 from ftagent.engine.machine.gpus import device_gpu
 from ftagent.engine.machine.probe import probe
@@ -57,11 +56,6 @@ def costs_from(profile: Profile | None, sizes: ExpertSizes) -> CostModel:
         return CostModel(fetch_fixed, fetch_expert, CPU_FIXED_NS, read, read // ROW_SHARE)
     row = found.row_ns * size // found.piece_bytes
     return CostModel(fetch_fixed, fetch_expert, *_compute(found, size, row), row)
-
-
-def forecast(costs: CostModel) -> Forecast:
-    """What `costs` says about one missing expert of one row, for mode auto."""
-    return Forecast(costs.fetch_expert, costs.cpu_expert + costs.cpu_row)
 
 
 def _fetch(profile: Profile | None, size: int) -> tuple[int, int]:

@@ -61,6 +61,7 @@ class ExpertPool:
         self._scratch = VectorScratch(banks[0].shape.intermediate, dtype)
         self._counters = ExpertCounters(len(banks))
         self._costs = CostModel()
+        self._fetched = self._computed = 0  # missing experts since start
         self._fill(heat)
         # With every expert in a slot the table never changes, and decode reads it without a look-up.
         self._all: list[list[ExpertWeights]] | None = None
@@ -92,7 +93,16 @@ class ExpertPool:
         self._counters.begin_step()
 
     def stats(self) -> ExpertStats:
-        return self._counters.stats()
+        """Look-ups, and what became of misses. Slots that are views of the banks take no copies."""
+        row, missed = self._banks[0].row_bytes, self._fetched + self._computed
+        return self._counters.stats()._replace(
+            fetched=self._fetched,
+            cpu_computed=self._computed,
+            bytes_link=0 if self._store.shared else self._fetched * row,
+            bytes_cpu=self._computed * row,
+            q=self._fetched / missed if missed else None,
+            mode=self.mode,
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the tables disagree, or a slot is not the exact copy of its bank row."""
@@ -189,6 +199,8 @@ class ExpertPool:
             evictions += evicted
             yield wave
         yield from self._from_bank(layer, misses[fetched:], by_expert)
+        self._fetched += fetched
+        self._computed += len(misses) - fetched
         self._counters.record(layer, len(hits), len(misses), evictions)
 
     def _share(self, misses: list[int], by_expert: Rows) -> int:

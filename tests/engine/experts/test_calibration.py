@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftagent.engine.experts.calibration import calibrate, costs_from, forecast
+from ftagent.engine.experts.calibration import calibrate, costs_from
 from ftagent.engine.experts.costs import Miss, choose_split
 from ftagent.engine.machine.probe import probe
 from ftagent.engine.machine.profile import (
@@ -85,14 +85,6 @@ def test_what_was_not_measured_is_guessed_by_size(profile: Profile | None) -> No
     assert large.cpu_expert == pytest.approx(10 * small.cpu_expert, rel=0.01)
     assert small.fetch_expert > 0
     assert small.cpu_expert > 0
-
-
-def test_the_forecast_is_of_one_miss() -> None:
-    costs = costs_from(MEASURED, SIZES)
-    found = forecast(costs)
-    assert found.link_ns == costs.fetch_ns(1) - costs.fetch_fixed
-    assert found.cpu_ns == costs.cpu_ns(1, 1) - costs.cpu_fixed
-    assert found.cpu_is_hopeless
 
 
 def test_the_stored_profile_of_this_machine_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,15 @@ def test_modes_give_equal_bits(family: str, stored: torch.dtype, tmp_path: Path)
         runner.experts.check_integrity()
         stats = runner.experts.stats()
         assert stats.misses > 0
+        assert stats.mode == ("hybrid" if mode == "auto" else mode)
+        assert (stats.fetched or 0) + (stats.cpu_computed or 0) == stats.misses
         if mode == "offload":
             assert stats.evictions > 0
+            assert (stats.cpu_computed, stats.bytes_cpu, stats.q) == (0, 0, 1.0)
         if mode == "cpu":
             assert stats.evictions == 0
+            assert (stats.fetched, stats.bytes_link, stats.q) == (0, 0, 0.0)
+            assert stats.bytes_cpu
 
 
 def test_look_ups_are_counted_once_for_each_expert_layer_and_step(tmp_path: Path) -> None:

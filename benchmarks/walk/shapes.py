@@ -93,7 +93,6 @@ TINY: dict[Family, Shape] = {
 
 def config_json(shape: Shape, eos: int) -> dict[str, Any]:
     """The text model's config.json, with the keys that published ones have."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_theta}
     common: dict[str, Any] = {
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -118,38 +117,46 @@ def config_json(shape: Shape, eos: int) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": shape.vocab,
     }
-    if shape.linear is None:
-        own = {
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "model_type": "qwen3_moe",
-            "decoder_sparse_step": 1,
-            "intermediate_size": 3 * shape.hidden,
-            "mlp_only_layers": [],
-            "norm_topk_prob": True,
-            "rope_scaling": None,
-            "rope_theta": shape.rope_theta,
-            "sliding_window": None,
-            "use_sliding_window": False,
-        }
-        return {**common, **own}
-    rope["partial_rotary_factor"] = shape.rotary_share
+    return {**common, **(_plain(shape) if shape.linear is None else _hybrid(shape, shape.linear))}
+
+
+def _plain(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "intermediate_size": 3 * shape.hidden,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "rope_scaling": None,
+        "rope_theta": shape.rope_theta,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    }
+
+
+def _hybrid(shape: Shape, linear: Linear) -> dict[str, Any]:
     kinds = [
         "full_attention" if shape.is_full(layer) else "linear_attention" for layer in range(shape.layers)
     ]
-    own = {
+    rope = {
+        "rope_type": "default",
+        "rope_theta": shape.rope_theta,
+        "partial_rotary_factor": shape.rotary_share,
+    }
+    return {
         "architectures": ["Qwen3_5MoeForCausalLM"],
         "model_type": "qwen3_5_moe_text",
         "attn_output_gate": True,
         "full_attention_interval": shape.interval,
         "layer_types": kinds,
-        "linear_conv_kernel_dim": shape.linear.kernel,
-        "linear_key_head_dim": shape.linear.key_dim,
-        "linear_num_key_heads": shape.linear.key_heads,
-        "linear_num_value_heads": shape.linear.value_heads,
-        "linear_value_head_dim": shape.linear.value_dim,
+        "linear_conv_kernel_dim": linear.kernel,
+        "linear_key_head_dim": linear.key_dim,
+        "linear_num_key_heads": linear.key_heads,
+        "linear_num_value_heads": linear.value_heads,
+        "linear_value_head_dim": linear.value_dim,
         "mamba_ssm_dtype": "float32",
         "partial_rotary_factor": shape.rotary_share,
         "rope_parameters": rope,
         "shared_expert_intermediate_size": shape.shared_inner,
     }
-    return {**common, **own}

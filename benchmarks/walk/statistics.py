@@ -28,15 +28,18 @@ class Target(NamedTuple):
 def targets(family: Family, per_token: int, experts: int) -> list[Target]:
     """Published routing statistics of the family's models; docs/performance.md names the sources.
 
-    LRU hit rates are a fit to published points of models with 8 of 256 experts; for others only from 4 times one
-    token's working set on, below which no figure was found.
+    LRU hit rates are a fit to published points of models with 8 of 256 experts; for others they are used only
+    from 4 times one token's working set on, below which no figure was found.
     """
     overlap, recall = (0.354, 0.807) if family == "qwen3_5_moe" else (0.433, 0.886)
-    found = [Target("previous-token overlap", overlap, 0.04), Target("next-layer recall", recall, 0.03)]
-    for share in CACHED:
-        if family == "qwen3_5_moe" or share >= 4 * per_token / experts:
-            found.append(Target(f"LRU hit at {share:.1%}", 1 - math.exp(-4.06 * share**0.65), 0.05))
-    if family == "qwen3_5_moe":
+    fitted = family == "qwen3_5_moe"
+    shares = [share for share in CACHED if fitted or share >= 4 * per_token / experts]
+    found = [
+        Target("previous-token overlap", overlap, 0.04),
+        Target("next-layer recall", recall, 0.03),
+        *(Target(f"LRU hit at {share:.1%}", 1 - math.exp(-4.06 * share**0.65), 0.05) for share in shares),
+    ]
+    if fitted:
         found.append(Target(f"share of the top {DECILE:.1%}", 0.50, 0.05))
     return found
 

@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from ftagent.engine.kernels.gpu.device import Device
+
 MAX_UPDATES = 64  # changes to slot_of in one plan
+RESERVED = 2048  # bytes of shared memory that a program takes besides its blocks
 PATIENCE_NS = 4_000_000_000  # how long a kernel waits for the host before it sets `fail`
 
 
@@ -42,21 +45,19 @@ class ExpertPlan:
         return -(-self.intermediate // self.run)
 
 
-def plan_experts(
-    hidden: int, intermediate: int, per_token: int, processors: int, itemsize: int
-) -> ExpertPlan:
-    """The plan for one model on a device of `processors` multiprocessors.
+def plan_experts(hidden: int, intermediate: int, per_token: int, itemsize: int, device: Device) -> ExpertPlan:
+    """The plan for one model on `device`.
 
-    Two programs a multiprocessor at batch 1: enough bytes in flight (two blocks of 24 KiB each), and few
-    enough partial sums.
+    Two programs a multiprocessor at batch 1, each with two blocks of records on their way: enough bytes in
+    flight for any memory, and few enough partial sums.
     """
-    width = hidden * itemsize
-    block = max(1, min(8, 16384 // width))
-    block = 1 << block.bit_length() - 1
-    programs = max(1, 2 * processors // per_token)
+    record = 3 * hidden * itemsize
+    fitting = max(1, min(8, (device.shared // 2 - RESERVED) // (2 * record)))
+    block: int = 1 << fitting.bit_length() - 1
+    programs = max(1, 2 * device.processors // per_token)
     run = -(-intermediate // programs)
     run = -(-run // block) * block
-    return ExpertPlan(hidden, intermediate, run, block, warps=4 if width <= 8192 else 8, stages=3)
+    return ExpertPlan(hidden, intermediate, run, block, warps=4 if record <= 3 * 8192 else 8, stages=3)
 
 
 class StepTables(NamedTuple):

@@ -9,14 +9,14 @@ on which rows, so nothing here waits for it. Knows no slots and no banks: any re
 # ruff: noqa: PLR0913
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ftagent.engine.kernels.gpu.launch import INTERPRETED, launch, let_next_start, wait_for_inputs
+from ftagent.engine.kernels.gpu.device import Device, describe
+from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 from ftagent.engine.kernels.gpu.signals import NATIVE
 
 SCATTER_COLUMNS = 1024
@@ -32,13 +32,6 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
-
-
-class Device(NamedTuple):
-    """What tiles are chosen by: compute capability major * 10 + minor, shared memory a program may use."""
-
-    capability: int
-    shared: int
 
 
 def choose_rows(rows_per_group: int) -> int:
@@ -57,18 +50,8 @@ def choose_tile(rows: int, itemsize: int, device: Device) -> Tile:
         tile = Tile(rows, 256, 64, 8 if rows == 128 else 4, 4)
     else:
         tile = Tile(rows, 128, 64 if rows == 64 else 32, 8 if rows == 128 else 4, 4)
-    stages = device.shared // ((tile.rows + tile.columns) * tile.depth * itemsize)
+    stages = (device.shared - RESERVED) // ((tile.rows + tile.columns) * tile.depth * itemsize)
     return tile._replace(stages=max(2, min(tile.stages, stages)))
-
-
-@cache
-def _describe(device: torch.device) -> Device:
-    if INTERPRETED:
-        return Device(90, 227 << 10)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    major, minor = torch.cuda.get_device_capability(index)
-    shared: int = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
-    return Device(major * 10 + minor, shared - RESERVED)
 
 
 class Groups(NamedTuple):
@@ -120,7 +103,7 @@ def group_pairs(pairs: torch.Tensor, offsets: torch.Tensor, pointers: torch.Tens
 def gate_up(x: torch.Tensor, groups: Groups, act: torch.Tensor) -> None:
     """act T [P', I] = silu(gate . x) * (up . x) of each pair's expert on its token of x T [n, H]."""
     hidden, intermediate = x.shape[1], act.shape[1]
-    tile = choose_tile(groups.rows, x.element_size(), _describe(x.device))
+    tile = choose_tile(groups.rows, x.element_size(), describe(x.device))
     blocks = triton.cdiv(2 * intermediate, tile.columns)
     if not len(groups.pairs):
         return
@@ -136,7 +119,7 @@ def gate_up(x: torch.Tensor, groups: Groups, act: torch.Tensor) -> None:
 def down(act: torch.Tensor, groups: Groups, out: torch.Tensor) -> None:
     """out T [P', H] = act [P', I] @ down of each pair's expert."""
     intermediate, hidden = act.shape[1], out.shape[1]
-    tile = choose_tile(groups.rows, act.element_size(), _describe(act.device))
+    tile = choose_tile(groups.rows, act.element_size(), describe(act.device))
     blocks = triton.cdiv(hidden, tile.columns)
     if not len(groups.pairs):
         return

@@ -14,7 +14,7 @@ import torch
 from ftagent.engine.experts.mailbox import MAX_UPDATES, MailboxLayout, Offsets
 from ftagent.engine.kernels.gpu import expert_plan, experts_reference
 from ftagent.engine.kernels.gpu.expert_plan import ExpertPlan, HostArrays
-from tests.engine.kernels.expert_cases import Layer, Sizes, assert_near
+from tests.engine.kernels.gpu.expert_cases import Layer, Sizes, assert_near
 
 DEADLINE_S = 60.0
 SIZES = Sizes(hidden=40, intermediate=24, experts=8, per_token=3, batch=2, shared=16)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftagent.engine.kernels.gpu import experts_reference
+from ftagent.engine.kernels.gpu.device import Device
 from ftagent.engine.kernels.gpu.grouped import (
-    Device,
     choose_rows,
     choose_tile,
     down,
@@ -207,7 +207,7 @@ def test_scatter_adds_rank_by_rank(device: torch.device) -> None:
 ))  # fmt: skip
 def test_tiles_fit_the_device(rows: int, itemsize: int, kind: tuple[int, int]) -> None:
     capability, kibibytes = kind
-    tile = choose_tile(choose_rows(rows), itemsize, Device(capability, kibibytes * 1024))
+    tile = choose_tile(choose_rows(rows), itemsize, Device(capability, kibibytes * 1024, 132))
     assert tile.stages * (tile.rows + tile.columns) * tile.depth * itemsize <= kibibytes * 1024
     assert tile.rows == choose_rows(rows)
     assert tile.columns % 2 == 0

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ftagent.engine.kernels.experts import gated
 from ftagent.engine.kernels.gpu import experts_reference
+from ftagent.engine.kernels.gpu.device import Device
 from ftagent.engine.kernels.gpu.expert_plan import ExpertPlan, plan_experts
-from tests.engine.kernels.expert_cases import Layer, Sizes, assert_near
+from tests.engine.kernels.gpu.expert_cases import Layer, Sizes, assert_near
 
 SIZES = Sizes(hidden=64, intermediate=24, experts=8, per_token=2, batch=1)
 
@@ -113,18 +114,21 @@ def test_reference_equals_the_layers_arithmetic() -> None:
     hidden=st.integers(1, 8192),
     intermediate=st.integers(1, 8192),
     per_token=st.integers(1, 16),
-    processors=st.integers(1, 200),
     itemsize=st.sampled_from([2, 4]),
+    device=st.builds(Device, st.just(90), st.sampled_from([99 << 10, 227 << 10]), st.integers(1, 200)),
 )
-def test_plan_covers_every_record(
-    hidden: int, intermediate: int, per_token: int, processors: int, itemsize: int
+def test_plan_covers_every_record_once(
+    hidden: int, intermediate: int, per_token: int, itemsize: int, device: Device
 ) -> None:
-    plan = plan_experts(hidden, intermediate, per_token, processors, itemsize)
+    plan = plan_experts(hidden, intermediate, per_token, itemsize, device)
     assert (plan.chunks - 1) * plan.run < intermediate <= plan.chunks * plan.run
-    assert per_token * plan.chunks <= max(2 * processors, per_token)
-    assert plan.stages * 3 * plan.block * max(hidden, 8) * itemsize <= 3 * 3 * max(16384, hidden * itemsize)
+    assert per_token * plan.chunks <= max(2 * device.processors, per_token)
+    two_programs = 2 * 2 * plan.block * 3 * hidden * itemsize
+    assert plan.block == 1 or two_programs < device.shared
 
 
 def test_plans_of_known_models() -> None:
-    assert plan_experts(2048, 768, 8, 132, 2).chunks * 8 == 256
-    assert plan_experts(2048, 512, 8, 132, 2).chunks * 8 == 256
+    hopper = Device(90, 227 << 10, 132)
+    assert plan_experts(2048, 768, 8, 2, hopper).chunks * 8 == 256
+    assert plan_experts(2048, 512, 8, 2, hopper).chunks * 8 == 256
+    assert plan_experts(2048, 768, 8, 2, Device(89, 99 << 10, 24)).chunks * 8 == 48

@@ -27,6 +27,7 @@ WINDOW = 32  # steps of the mode in force that others are compared with
 HISTORY = 256  # steps of it that tell how its time depends on misses
 SUDDEN = 1500  # permille of its usual time from which a step counts as suddenly slow
 SUDDEN_STEPS = 4
+USUAL_EVERY = 8  # steps between two looks at what is usual
 PATIENCE = 64  # steps: between sudden looks, and without misses before a burst is given up
 _RACE = (1, 2, 4, 8)  # steps of either side, in turn, while a mode has never been measured
 
@@ -95,6 +96,9 @@ class AutoMode:
         self._rows = 0
         self._rows_seen: set[int] = set()
         self._calm_until = 0
+        self._look_at = 0  # no look is due before this step
+        self._usual = 0
+        self._usual_until = 0
 
     @property
     def next_mode(self) -> Mode:
@@ -111,6 +115,7 @@ class AutoMode:
     def set_forecast(self, forecast: Forecast) -> None:
         """Follow the cost model, which is corrected while the engine runs."""
         self._forecast = forecast
+        self._look_at = min(self._look_at, self._steps + PATIENCE)
 
     def exclude(self, mode: Mode, reason: str) -> Change | None:
         """`mode` cannot be run any more (`reason` ends the sentence). Leaves it when it is in force.
@@ -148,8 +153,18 @@ class AutoMode:
             return self._in_burst(burst, sample)
         self._window.append(sample)
         self._history.append(sample)
-        self._begin_burst()
+        # Nearly every step ends here: this lies between two steps, where a few microseconds count.
+        if self._steps >= self._look_at or 1000 * sample.ns >= SUDDEN * self._usual_ns():
+            self._begin_burst()
         return None
+
+    def _usual_ns(self) -> int:
+        """The median step of the window, looked at now and then."""
+        if self._steps >= self._usual_until:
+            ordered = sorted(sample.ns for sample in self._window)
+            self._usual = ordered[len(ordered) // 2] if ordered else 0
+            self._usual_until = self._steps + USUAL_EVERY
+        return self._usual
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the mode in force is its own rival, or a burst has no end."""
@@ -165,6 +180,7 @@ class AutoMode:
         self._rows = rows
         self._window.clear()
         self._history.clear()
+        self._look_at = self._usual_until = 0
         if self._burst is not None:
             self._give_up(self._burst)
         if rows not in self._rows_seen and self._rows_seen:
@@ -191,6 +207,8 @@ class AutoMode:
         if due and len(self._window) >= PROBE_STEPS:
             rival = min(due, key=lambda each: self._next_look[each])
             self._burst = _Burst(rival, [(True, PROBE_STEPS)], race=False, ours=list(self._window))
+        elif not due:  # a mode without a chance is thought about again later
+            self._look_at = min((self._next_look[each] for each in rivals), default=self._steps + PATIENCE)
 
     def _worth(self, rival: Mode) -> bool:
         return rival != "cpu" or (self._forecast is not None and not self._forecast.cpu_is_hopeless)
@@ -262,10 +280,12 @@ class AutoMode:
         self._known[burst.challenger] = found.permille
         self._next_look[burst.challenger] = self._steps + min(max(PROBE_EVERY, cost // BUDGET), LONGEST)
         self._window = deque(burst.ours, maxlen=WINDOW)  # after a sudden change, only what is usual now
+        self._look_at = self._usual_until = 0
         self._burst = None
 
     def _give_up(self, burst: _Burst) -> None:
         self._next_look[burst.challenger] = self._steps + PATIENCE
+        self._look_at = 0
         self._burst = None
 
     def _switch(self, burst: _Burst, found: Comparison) -> Change:
@@ -288,6 +308,7 @@ class AutoMode:
         self.mode, self.reason = mode, reason
         self._window = deque(samples, maxlen=WINDOW)
         self._history = deque(samples, maxlen=HISTORY)
+        self._look_at = self._usual_until = 0
         self._burst = None
         self.changes.append(change)
         return change

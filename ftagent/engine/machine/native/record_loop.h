@@ -18,6 +18,13 @@ constexpr int kLine = 64;
 // Measured on two machines: 4 to 8 KiB ahead is worth a third and more, 1 KiB half of that, 16 KiB less.
 constexpr int64_t kAheadBytes = 8192;
 
+// Rows of weights that one pass over x takes: as many as leave each its two sums per row of x in registers.
+template <class V, int R>
+constexpr int rows_per_pass() {
+    const int fit = V::kRegisters / 2 / (2 * R);
+    return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
 // out[w][r] = w-th row of weights . x[r]. Each sum has two chains whatever the number of rows, so a row's result
 // does not depend on its company.
 template <class V, int R, int W>
@@ -28,7 +35,7 @@ inline __attribute__((always_inline)) void dots(const Work& work, const uint8_t*
     constexpr int kSteps = 2 * V::kDot * int(sizeof(T)) >= kLine ? 2 : kLine / (V::kDot * int(sizeof(T)));
     constexpr int kBody = kSteps * V::kDot;
     typename V::F sums[W][R][2];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int w = 0; w < W; ++w)
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) sums[w][r][0] = sums[w][r][1] = V::zero();
@@ -36,11 +43,11 @@ inline __attribute__((always_inline)) void dots(const Work& work, const uint8_t*
     for (; h + kBody <= work.hidden; h += kBody) {
 #pragma GCC unroll 16
         for (int line = 0; line < kBody * int(sizeof(T)); line += kLine)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int w = 0; w < W; ++w) __builtin_prefetch(ahead[w] + h * sizeof(T) + line);
 #pragma GCC unroll 8
         for (int step = 0; step < kSteps; ++step)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int w = 0; w < W; ++w) {
                 const int at = h + step * V::kDot;
                 const auto weights = V::dot_weights(reinterpret_cast<const T*>(rows[w]) + at);
@@ -51,7 +58,7 @@ inline __attribute__((always_inline)) void dots(const Work& work, const uint8_t*
             }
     }
     for (; h < work.hidden; h += V::kDot) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int w = 0; w < W; ++w) {
             const T* at = reinterpret_cast<const T*>(rows[w]) + h;
             const int left = work.hidden - h;
@@ -61,75 +68,100 @@ inline __attribute__((always_inline)) void dots(const Work& work, const uint8_t*
                 sums[w][r][0] = V::dot(sums[w][r][0], weights, static_cast<const X*>(work.x[r]) + h);
         }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int w = 0; w < W; ++w)
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) out[w][r] = V::sum(V::add(sums[w][r][0], sums[w][r][1]));
 }
 
-// y[r] += act[r] * row
-template <class V, int R>
-inline __attribute__((always_inline)) void add_scaled(const Work& work, const uint8_t* row, const uint8_t* ahead,
-                                                      const float* act) {
+// y[r] += act[b][r] * b-th row of weights, in the order of b
+template <class V, int R, int B>
+inline __attribute__((always_inline)) void add_scaled(const Work& work, const uint8_t* const* rows,
+                                                      const uint8_t* const* ahead, const float (*act)[R]) {
     using T = typename V::T;
     constexpr int kSteps = kLine / int(sizeof(T)) / V::kLanes;
     constexpr int kBody = kSteps * V::kLanes;
-    const T* weights = reinterpret_cast<const T*>(row);
-    typename V::F scale[R];
+    typename V::F scale[B][R];
+    for (int b = 0; b < B; ++b)
+        for (int r = 0; r < R; ++r) scale[b][r] = V::set(act[b][r]);
+    const auto step = [&](int at, const typename V::F(&values)[B]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) scale[r] = V::set(act[r]);
+        for (int r = 0; r < R; ++r) {
+            auto sum = V::load(work.y[r] + at);
+#pragma GCC unroll 2
+            for (int b = 0; b < B; ++b) sum = V::fma(scale[b][r], values[b], sum);
+            V::store(work.y[r] + at, sum);
+        }
+    };
     int h = 0;
     for (; h + kBody <= work.hidden; h += kBody) {
-        __builtin_prefetch(ahead + h * sizeof(T));
+#pragma GCC unroll 2
+        for (int b = 0; b < B; ++b) __builtin_prefetch(ahead[b] + h * sizeof(T));
 #pragma GCC unroll 8
-        for (int step = 0; step < kSteps; ++step) {
-            const int at = h + step * V::kLanes;
-            const auto values = V::weights(weights + at);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) {
-                float* y = work.y[r] + at;
-                V::store(y, V::fma(scale[r], values, V::load(y)));
-            }
+        for (int i = 0; i < kSteps; ++i) {
+            typename V::F values[B];
+#pragma GCC unroll 2
+            for (int b = 0; b < B; ++b)
+                values[b] = V::weights(reinterpret_cast<const T*>(rows[b]) + h + i * V::kLanes);
+            step(h + i * V::kLanes, values);
         }
     }
     for (; h < work.hidden; h += V::kLanes) {
         const int left = work.hidden - h;
-        const auto values = left >= V::kLanes ? V::weights(weights + h) : V::weights_tail(weights + h, left);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-            float* y = work.y[r] + h;
-            V::store(y, V::fma(scale[r], values, V::load(y)));
+        typename V::F values[B];
+        for (int b = 0; b < B; ++b) {
+            const T* const at = reinterpret_cast<const T*>(rows[b]) + h;
+            values[b] = left >= V::kLanes ? V::weights(at) : V::weights_tail(at, left);
         }
+        step(h, values);
     }
+}
+
+// B records at a time, from row `from` of the run on; returns the row behind the last whole batch. The rows are
+// consumed gate, up, (gate, up,) down, (down); each one fetches the row that comes `lead` later in that order, so
+// every row is fetched once, and none that is being read beside it.
+template <class V, int R, int B>
+inline int64_t batches(const Work& work, int64_t from) {
+    constexpr int kRows = 3 * B, kDots = 2 * B;
+    constexpr int kPass = rows_per_pass<V, R>() < kDots ? rows_per_pass<V, R>() : kDots;
+    const int64_t row_bytes = int64_t(work.hidden) * sizeof(typename V::T);
+    const int64_t rows = 3 * int64_t(work.last - work.first);
+    const int64_t wanted = (kAheadBytes + row_bytes / 2) / row_bytes;
+    const int64_t lead = wanted > kDots ? wanted : kDots;
+    const uint8_t* const base = work.expert + 3 * row_bytes * work.first;
+    const uint8_t* const after = work.next ? work.next : base;
+    int64_t near[kRows], far[kRows];
+    for (int j = 0; j < kRows; ++j) near[j] = j < kDots ? j / 2 * 3 + j % 2 : 3 * (j - kDots) + 2;
+    for (int j = 0; j < kRows; ++j) far[j] = (j + lead) / kRows * kRows + near[(j + lead) % kRows];
+    for (; from + kRows <= rows; from += kRows) {
+        const uint8_t* at[kRows];
+        const uint8_t* ahead[kRows];
+        for (int j = 0; j < kRows; ++j) {
+            const int64_t row = from + far[j];
+            at[j] = base + (from + near[j]) * row_bytes;
+            ahead[j] = row < rows ? base + row * row_bytes : after + (row - rows) * row_bytes;
+        }
+        float gate_up[kDots][R];
+#pragma GCC unroll 4
+        for (int w = 0; w < kDots; w += kPass) dots<V, R, kPass>(work, at + w, ahead + w, gate_up + w);
+        float act[B][R];
+        for (int b = 0; b < B; ++b)
+            for (int r = 0; r < R; ++r) {
+                const float gate = gate_up[2 * b][r];
+                act[b][r] = gate / (1.0f + expf(-gate)) * gate_up[2 * b + 1][r];
+            }
+        add_scaled<V, R, B>(work, at + kDots, ahead + kDots, act);
+    }
+    return from;
 }
 
 template <class V, int R>
 void records_on(const Work& given) {
     const Work work = given;  // a copy whose fields cannot alias y
-    const int64_t row_bytes = int64_t(work.hidden) * sizeof(typename V::T);
-    const int64_t lead = row_bytes >= kAheadBytes ? 1 : (kAheadBytes + row_bytes / 2) / row_bytes;
-    const int64_t rows = 3 * int64_t(work.last - work.first);
-    const uint8_t* const base = work.expert + 3 * row_bytes * work.first;
-    const uint8_t* const after = work.next ? work.next : base;
-    for (int64_t row = 0; row < rows; row += 3) {
-        const uint8_t* at[3];
-        const uint8_t* ahead[3];
-        for (int j = 0; j < 3; ++j) {
-            const int64_t far = row + j + lead;
-            at[j] = base + (row + j) * row_bytes;
-            ahead[j] = far < rows ? base + far * row_bytes : after + (far - rows) * row_bytes;
-        }
-        float gate_up[2][R];
-        if (R <= 2 || V::kRegisters > 16) {
-            dots<V, R, 2>(work, at, ahead, gate_up);
-        } else {
-            dots<V, R, 1>(work, at, ahead, gate_up);
-            dots<V, R, 1>(work, at + 1, ahead + 1, gate_up + 1);
-        }
-        float act[R];
-        for (int r = 0; r < R; ++r) act[r] = gate_up[0][r] / (1.0f + expf(-gate_up[0][r])) * gate_up[1][r];
-        add_scaled<V, R>(work, at[2], ahead[2], act);
-    }
+    int64_t row = 0;
+    // Two records at a time halve the traffic of y and the pauses between dots and sums.
+    if constexpr (rows_per_pass<V, R>() == 4) row = batches<V, R, 2>(work, row);
+    batches<V, R, 1>(work, row);
 }
 
 template <class V>

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ftagent.engine.experts.costs import CostModel
 from ftagent.engine.machine.gpus import device_gpu
 from ftagent.engine.machine.probe import probe
-from ftagent.engine.machine.profile import CpuFigures, Profile, fingerprint, load_profile
+from ftagent.engine.machine.profile import Profile, fingerprint, load_profile
 from ftagent.engine.machine.record_pool import expert_bytes
 from ftagent.engine.machine.record_threads import ExpertSizes
 
@@ -54,8 +54,10 @@ def costs_from(profile: Profile | None, sizes: ExpertSizes) -> CostModel:
     if found is None:
         read = size * 1_000_000_000 // CPU_BYTES_PER_S
         return CostModel(fetch_fixed, fetch_expert, CPU_FIXED_NS, read, read // ROW_SHARE)
-    row = found.row_ns * size // found.piece_bytes
-    return CostModel(fetch_fixed, fetch_expert, *_compute(found, size, row), row)
+    line = found.beside or found.alone
+    first = line.marginal_ns(size)  # reading an expert and computing its first row
+    row = min(found.row_ns * size // found.piece_bytes, first)
+    return CostModel(fetch_fixed, fetch_expert, line.fixed_ns, first - row, row)
 
 
 def _fetch(profile: Profile | None, size: int) -> tuple[int, int]:
@@ -72,9 +74,3 @@ def _fetch(profile: Profile | None, size: int) -> tuple[int, int]:
     if profile.read_bytes_per_s is not None and profile.fingerprint.gpu is None:
         return 0, 2 * size * 1_000_000_000 // profile.read_bytes_per_s
     return FETCH_FIXED_NS, size * 1_000_000_000 // LINK_BYTES_PER_S
-
-
-def _compute(found: CpuFigures, size: int, row: int) -> tuple[int, int]:
-    """Fixed time of a job and time of one expert without its first row, which the model counts by itself."""
-    line = found.beside or found.alone
-    return line.fixed_ns, max(line.marginal_ns(size) - row, 0)

@@ -23,7 +23,6 @@ from ftagent.engine.machine.profile import (
     Line,
     LinkFigures,
     Profile,
-    Way,
     fingerprint,
 )
 from ftagent.engine.machine.record_pool import (
@@ -34,7 +33,6 @@ from ftagent.engine.machine.record_pool import (
     RecordPool,
     expert_bytes,
     open_passes,
-    usual_way,
 )
 from ftagent.engine.machine.record_threads import ExpertSizes
 from ftagent.engine.machine.rounds import Spread, alternate, fit_line, spread
@@ -112,7 +110,7 @@ def bench_bandwidth(options: BandwidthOptions) -> BandwidthResult:
     if options.required and gpu is None:
         raise ConfigError(f"cannot measure cuda:{options.device}: {no_link}; use --device cpu")
     sizes = options.sizes
-    wanted = options.pool_bytes or pool_size(machine, expert_bytes(sizes), usual_way())
+    wanted = options.pool_bytes or pool_size(machine, expert_bytes(sizes))
     if max(wanted, MOST_JOB * sizes.row_bytes) > machine.memory.available:
         raise ConfigError(f"no memory for {MOST_JOB} experts of {sizes.row_bytes} bytes; free some")
     pool = RecordPool(sizes, wanted)
@@ -147,13 +145,11 @@ def bench_bandwidth(options: BandwidthOptions) -> BandwidthResult:
         passes.close()
 
 
-def pool_size(machine: Machine, size: int, way: Way) -> int:
-    """Bytes of a pool: MOST_JOB experts of `size` at least, a quarter of free memory at most.
+def pool_size(machine: Machine, size: int) -> int:
+    """Bytes of a pool that no cache holds.
 
-    No cache holds it, unless torch computes, which is far slower than any memory.
+    MOST_JOB experts of `size` at least, else a quarter of free memory at most.
     """
-    if way == "torch":
-        return MOST_JOB * size
     cache = CACHES * (machine.cpu.cache_bytes or 64 * 2**20)
     wanted = min(max(cache, LEAST_POOL, MOST_JOB * size), MOST_POOL)
     return max(min(wanted, machine.memory.available // 4), MOST_JOB * size)

@@ -53,6 +53,11 @@ def test_the_measured_machine_gives_the_processor_two_of_three_misses() -> None:
     assert cuts.count(0) == 2
 
 
+def test_a_row_costs_no_more_than_an_expert_with_its_first() -> None:
+    slow = replace(MEASURED, cpu=(replace(MEASURED.cpu[0], row_ns=10**9),))
+    assert costs_from(slow, SIZES).cpu_ns(1, 1) == pytest.approx(3_000 + SIZE / 110, abs=2)
+
+
 def test_alone_counts_where_the_other_side_was_not_measured() -> None:
     link, cpu = MEASURED.link[0], MEASURED.cpu[0]
     alone = replace(MEASURED, link=(replace(link, beside=None),), cpu=(replace(cpu, beside=None),))

@@ -180,10 +180,10 @@ def test_what_is_required_and_missing_is_an_error(machine: Machine, monkeypatch:
 def test_a_pool_is_larger_than_the_caches_and_leaves_memory_to_others() -> None:
     found = probe()
 
-    def size(cache: int, available: int, expert: int = 10**6, way: Way = "native") -> int:
+    def size(cache: int, available: int, expert: int = 10**6) -> int:
         cpu = replace(found.cpu, cache_bytes=cache)
         memory = replace(found.memory, available=available)
-        return pool_size(replace(found, cpu=cpu, memory=memory), expert, way)
+        return pool_size(replace(found, cpu=cpu, memory=memory), expert)
 
     assert size(2**25, 2**40) == LEAST_POOL
     assert size(300 * 2**20, 2**40) == 1200 * 2**20
@@ -191,7 +191,6 @@ def test_a_pool_is_larger_than_the_caches_and_leaves_memory_to_others() -> None:
     assert size(2**25, 2**29) == 2**27
     assert size(2**25, 2**20) == 8 * 10**6
     assert size(2**25, 2**40, 10**8) == 8 * 10**8
-    assert size(2**25, 2**40, way="torch") == 8 * 10**6
 
 
 @pytest.mark.parametrize(("usual", "cores"), [(1, 1), (2, 2), (14, 16), (6, 8)])

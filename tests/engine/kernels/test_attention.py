@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ftagent.engine.kernels.attention import attend_all, attend_causal, join
+from ftagent.engine.kernels import attention
+from ftagent.engine.kernels.attention import attend_all, attend_causal, attend_plain, join
 
 
 def plain(
@@ -17,7 +18,8 @@ def plain(
     key, value = key.double().repeat_interleave(group, 0), value.double().repeat_interleave(group, 0)
     scores = query.double() @ key.transpose(1, 2) * scale
     rows, columns = scores.shape[1:]
-    hidden = torch.arange(columns) > torch.arange(rows).unsqueeze(1) + past
+    index = torch.arange(columns, device=query.device)
+    hidden = index > index[:rows].unsqueeze(1) + past
     return torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1) @ value
 
 
@@ -32,3 +34,46 @@ def test_parts_joined_equal_the_whole(heads: int, kv_heads: int, cuts: tuple[int
     parts += [attend_all(query, key[:, a:b], value[:, a:b], scale) for a, b in pairwise(cuts)]
     expected = plain(query, key, value, past, scale)
     torch.testing.assert_close(join(parts).double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("score_bytes", [1, 5000, 2**28])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plain_form_equals_the_fused_one_in_blocks_of_any_size(
+    score_bytes: int, causal: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SCORE_BYTES", score_bytes)
+    torch.manual_seed(0)
+    query = (torch.randn(23, 6, 12) * 2).to(dtype).transpose(0, 1)
+    key, value = (torch.randn(2, 23 if causal else 31, 12).to(dtype) for _ in range(2))
+    found = attend_plain(query, key, value, causal, 0.4)
+    assert found.out.dtype == dtype
+    expected = attend_causal(query, key, value, 0.4) if causal else attend_all(query, key, value, 0.4)
+    torch.testing.assert_close(found.out, expected.out, rtol=0, atol=2e-2 if dtype.itemsize == 2 else 1e-5)
+    torch.testing.assert_close(found.lse, expected.lse, rtol=0, atol=1e-2 if dtype.itemsize == 2 else 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnADevice:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize(
+        ("heads", "kv_heads", "dim"), [(32, 4, 128), (16, 2, 256), (4, 2, 16), (6, 1, 72), (4, 4, 20)]
+    )
+    @pytest.mark.parametrize(("past", "rows"), [(0, 300), (700, 1), (64, 130), (1000, 333)])
+    def test_parts_joined_equal_the_whole(
+        self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, past: int, rows: int
+    ) -> None:
+        """Keys and values are views of a longer storage and queries lie row by row, as in a layer."""
+        torch.manual_seed(past + rows)
+        device, scale = torch.device("cuda"), dim**-0.5
+        query = torch.randn(rows, heads, dim, device=device).to(dtype).transpose(0, 1)
+        stored = torch.randn(2 * kv_heads, past + rows + 50, dim, device=device).to(dtype)
+        key, value = stored[:kv_heads, : past + rows], stored[kv_heads:, : past + rows]
+        parts = [attend_causal(query, key[:, past:], value[:, past:], scale)]
+        if past:
+            parts.append(attend_all(query, key[:, :past], value[:, :past], scale))
+        assert parts[0].lse.dtype == torch.float32
+        expected = plain(query, key, value, past, scale)
+        atol = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(join(parts).double(), expected, rtol=0, atol=atol)

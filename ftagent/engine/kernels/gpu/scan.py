@@ -3,9 +3,9 @@
 Same rule as `kernels.delta_rule.chunked` (Yang et al., arXiv 2412.06464, section 3.3). For each chunk and
 head the corrections of the tokens solve (I + A) u = beta v - (beta exp(G) k) S, with A strictly lower
 triangular and G the running sum of the log decays. `_prepare` inverts I + A for all chunks at once;
-`_advance` carries the state S from chunk to chunk, one program for a head and some columns of S; `_finish` computes all
-outputs from the states at the chunks' starts. Three launches for each SEGMENT tokens bound the workspace.
-Knows tensors only.
+`_advance` carries the state S from chunk to chunk, one program for a head and some columns of S; `_finish`
+computes all outputs from the states at the chunks' starts. Three launches for each SEGMENT tokens bound the
+workspace. Knows tensors only.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"

@@ -47,8 +47,9 @@ class Addresses(NamedTuple):
 @dataclass(frozen=True)
 class ConductorOptions:
     """`core`: to pin the thread to, None for none. `grain`: records by which an expert is shared. `reserve`:
-    slots kept free for look-ahead and backfill, None for a few. `piece_bytes`: what they move at a time.
-    `watchdog_s`: longest CPU part or copy; `post_s`: longest wait for the device's next layer.
+    slots kept free for look-ahead and backfill, None for a few. `piece_bytes`: what they move at a time;
+    `pieces` of them may be under way, which is what a layer's own copies wait for at most. `watchdog_s`:
+    longest CPU part or copy; `post_s`: longest wait for the device's next layer.
     """
 
     mode: Mode = "hybrid"
@@ -56,6 +57,7 @@ class ConductorOptions:
     grain: int = 16
     reserve: int | None = None
     piece_bytes: int = 2 << 20
+    pieces: int = 1
     watchdog_s: float = 1.0
     post_s: float = 5.0
 
@@ -123,6 +125,7 @@ class _Setup(ctypes.Structure):
         ("costs", _Costs),
         *((name, c_int32) for name in ("mode", "core", "grain", "reserve")),
         ("piece_bytes", c_int64),
+        ("pieces", c_int32),
         ("watchdog_ns", c_int64),
         ("post_ns", c_int64),
     )
@@ -190,6 +193,7 @@ class Conductor:
             options.grain,
             reserve,
             options.piece_bytes,
+            options.pieces,
             int(options.watchdog_s * 1e9),
             int(options.post_s * 1e9),
         )

@@ -40,6 +40,7 @@ class Case(NamedTuple):
     bytes_per_s: float = 0
     delay_s: float = 0
     piece: int = 1000  # bytes
+    pieces: int = 1
 
 
 class Bench:
@@ -57,7 +58,13 @@ class Bench:
         self.executor = NativeExecutor(RecordShape(hidden, records, torch.float32, row_bytes), threads=1)
         self.link = link or loopback_link(library, case.bytes_per_s, case.delay_s, seed)
         options = ConductorOptions(
-            case.mode, grain=4, reserve=case.reserve, piece_bytes=case.piece, watchdog_s=10, post_s=10
+            case.mode,
+            grain=4,
+            reserve=case.reserve,
+            piece_bytes=case.piece,
+            pieces=case.pieces,
+            watchdog_s=10,
+            post_s=10,
         )
         self.conductor = Conductor(
             self.layout,
@@ -120,6 +127,7 @@ CASES = {
     "hybrid, no look-ahead": Case("hybrid", 20, guesses=0, delay_s=100e-6),
     "hybrid, fewest slots": Case("hybrid", 3, reserve=1),
     "hybrid, floors": Case("hybrid", 20, floor=4, reserve=2, delay_s=60e-6),
+    "hybrid, pieces on end": Case("hybrid", 24, pieces=3, delay_s=60e-6),
     "hybrid, all fit": Case("hybrid", 60),
     "hybrid, many rows": Case("hybrid", 40, rows=5, per_token=4, guesses=4, delay_s=60e-6),
     "hybrid, one layer": Case("hybrid", 6, layers=1, rows=3),

@@ -9,6 +9,7 @@
 namespace ft {
 
 void Conductor::answer(int layer) {
+    find_optimum();  // of the layer before, if there was no time yet
     bool parked = false;
     if (!gather(layer) || !classify(layer, &parked)) {
         refuse(layer);

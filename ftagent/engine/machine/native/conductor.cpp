@@ -246,17 +246,21 @@ void Conductor::pump() {
         finish_demand();
         link_moved_ = now_ns();
     }
-    if (!link_.idle()) {
-        if (now_ns() - link_moved_ > watchdog_ns_) link_failed(demand_layer_);
-        return;
-    }
     find_optimum();
-    if (mode_ == CPU || !flights_.pending()) return;
+    const uint32_t under_way = link_.submitted() - link_.completed();
+    if (under_way && now_ns() - link_moved_ > watchdog_ns_)
+        link_failed(demand_layer_);
+    else if (demand_layer_ < 0 && int32_t(under_way) < setup_.pieces && mode_ != CPU && flights_.pending())
+        next_piece(under_way == 0);
+}
+
+void Conductor::next_piece(bool was_idle) {
     const int64_t now = now_ns();
     if (flights_.advance()) {
-        link_moved_ = now;
+        if (was_idle) link_moved_ = now;
         const int64_t records = std::max<int64_t>(setup_.piece_bytes / record_bytes_, 1);
-        piece_ends_ = now + costs_.link_ns(records, setup_.intermediate);
+        const int64_t begins = was_idle ? now + costs_.fetch_fixed : std::max(piece_ends_, now);
+        piece_ends_ = begins + records * costs_.fetch_expert / setup_.intermediate;
     } else if (!link_.error().empty()) {
         link_failed(-1);
     }

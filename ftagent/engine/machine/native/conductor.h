@@ -43,6 +43,7 @@ struct ConductorSetup {
     int32_t grain;                      // records
     int32_t reserve;                    // slots to keep free for look-ahead and backfill
     int64_t piece_bytes;
+    int32_t pieces;                     // of them under way at once
     int64_t watchdog_ns, post_ns;       // longest CPU part or copy; longest wait for the device's next post
 };
 
@@ -86,6 +87,7 @@ class Conductor {
     void step();
     bool wait_post(int layer);
     void pump();
+    void next_piece(bool was_idle);
     void finish_cpu();
     void finish_demand();
     bool idle(uint32_t taken, int64_t since);

@@ -55,6 +55,10 @@ def make_checkpoint(
         raise ValueError(
             f"{tokenizer}: only {len(words)} words under id {shape.vocab}; give another tokenizer"
         )
+    if end_id(out) >= shape.vocab:
+        raise ValueError(
+            f"{tokenizer}: its end token is {end_id(out)}, the model has {shape.vocab} ids; raise --vocab"
+        )
     script = write_script(list(words), shape.vocab, spaces.route, dials, seed)
     tensors = Tensors(shape, spaces, script, dials, Draw(seed, torch.device(device)))
     with torch.no_grad(), CheckpointWriter(out, shape.layers + 1, threads) as writer:

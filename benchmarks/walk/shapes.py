@@ -82,11 +82,11 @@ SHAPES: dict[Family, Shape] = {
 TINY: dict[Family, Shape] = {
     "qwen3_moe": replace(
         SHAPES["qwen3_moe"], layers=4, hidden=256, experts=16, per_token=4, inner=48, heads=4, kv_heads=2,
-        head_dim=32, vocab=1024, context=2048,
+        head_dim=32, vocab=1088, context=2048,
     ),
     "qwen3_5_moe": replace(
         SHAPES["qwen3_5_moe"], layers=4, hidden=256, experts=16, per_token=4, inner=48, heads=4, kv_heads=2,
-        head_dim=32, vocab=1024, context=2048, shared_inner=32, linear=Linear(2, 4, 16, 16),
+        head_dim=32, vocab=1088, context=2048, shared_inner=32, linear=Linear(2, 4, 16, 16),
     ),
 }  # fmt: skip
 

@@ -164,6 +164,11 @@ def test_a_shape_without_room_is_refused(tmp_path: Path) -> None:
         make_checkpoint(tmp_path, replace(TINY["qwen3_moe"], layers=60), None, seed=1, device="cpu")
 
 
+def test_a_vocabulary_without_room_for_the_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"end token is \d+, the model has 1000 ids"):
+        make_checkpoint(tmp_path, replace(TINY["qwen3_moe"], vocab=1000), None, seed=1, device="cpu")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_routing_of_the_real_shapes_has_the_published_statistics(family: Family) -> None:
     """Routers on the script's own vectors, without a model: what the checkpoints are built to reproduce."""

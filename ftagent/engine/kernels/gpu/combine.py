@@ -1,8 +1,8 @@
 """The end of a mixture-of-experts layer in a decode step: all its parts are added to the residual.
 
-x[row] += sum over ranks, in their order, of weight * (partial sums of `experts`), then the same of what the
-host computed, then the shared expert. Where the host computes something, the first program waits for it and
-lets the others know; a row without a part of the host's waits for nothing.
+x[row] += the shared expert, the sum over ranks of weight * (partial sums of `experts`), and what the host
+computed. The order of every sum is fixed. Where the host computes something, the first program waits for it
+and lets the others know; a row without a part of the host's waits for nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -161,22 +161,35 @@ def _piece(down, columns, inside, i, INNER: tl.constexpr):
 
 
 @triton.jit
+def _load_parts(
+    partial, row, columns, inside,
+    K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, CHUNKS: tl.constexpr, CP: tl.constexpr,
+):  # fmt: skip
+    """[KP * CP, BN] partial sums of one row's ranks and chunks, written in this step or not.
+
+    One tile, so that all loads are in flight at once, before it is known what there is to be summed.
+    """
+    place = tl.arange(0, KP * CP)
+    rank, chunk = place // CP, place % CP
+    known = (rank < K) & (chunk < CHUNKS)
+    at = partial + ((row * K + rank) * CHUNKS + chunk)[:, None] * H + columns[None, :]
+    return tl.load(at, mask=known[:, None] & inside[None, :], other=0.0)
+
+
+@triton.jit
 def _device_part(
-    partial, weights, seen, plan_slot, plan_cut, layer, row, columns, inside,
-    P: tl.constexpr, K: tl.constexpr, H: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr,
+    parts, weights, seen, plan_slot, plan_cut, layer, row,
+    P: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr,
     CHUNKS: tl.constexpr, CP: tl.constexpr, HOST: tl.constexpr,
 ):  # fmt: skip
-    """[BN]: sum over ranks of weight * sum over chunks."""
-    chunk = tl.arange(0, CP)
-    total = tl.zeros_like(columns).to(tl.float32)
-    for rank in tl.static_range(K):
-        pair = row * K + rank
-        device, _ = _cut(seen, plan_slot, plan_cut, layer, pair, pair >= 0, P, RECORDS, HOST)
-        there = (chunk < CHUNKS) & (chunk * RUN < device)
-        at = partial + (pair * CHUNKS + chunk)[:, None] * H + columns[None, :]
-        parts = tl.load(at, mask=there[:, None] & inside[None, :], other=0.0)
-        total += tl.sum(parts, 0) * tl.load(weights + pair)
-    return total
+    """[BN]: sum over ranks and chunks of weight * partial sum, without those not written in this step."""
+    place = tl.arange(0, KP * CP)
+    rank, chunk = place // CP, place % CP
+    pair = row * K + rank
+    share = tl.load(weights + pair, mask=rank < K, other=0.0)
+    device, _ = _cut(seen, plan_slot, plan_cut, layer, pair, rank < K, P, RECORDS, HOST)
+    there = (rank < K) & (chunk < CHUNKS) & (chunk * RUN < device)
+    return tl.sum(tl.where(there[:, None], parts * share[:, None], 0.0), 0)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -206,12 +219,13 @@ def combine_kernel(
         if INNER > 0:  # the shared expert's weights depend on nothing: they come while the experts still run
             first = _piece(down, columns, inside, tl.arange(0, BI), INNER)
         wait_for_inputs(PDL)
-        total = _device_part(
-            partial, weights, seen, plan_slot, plan_cut, layer, row, columns, inside,
-            P, K, H, RECORDS, RUN, CHUNKS, CP, HOST,
-        )  # fmt: skip
+        parts = _load_parts(partial, row, columns, inside, K, KP, H, CHUNKS, CP)
+        total = tl.zeros((BN,), tl.float32)
         if INNER > 0:
-            total += _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
+            total = _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
+        total += _device_part(
+            parts, weights, seen, plan_slot, plan_cut, layer, row, P, K, KP, RECORDS, RUN, CHUNKS, CP, HOST
+        )
         if HOST:
             rank = tl.arange(0, KP)
             _, host = _cut(seen, plan_slot, plan_cut, layer, row * K + rank, rank < K, P, RECORDS, True)

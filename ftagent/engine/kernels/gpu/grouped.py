@@ -85,10 +85,19 @@ def positions(pairs: torch.Tensor, count: int) -> torch.Tensor:
     return place
 
 
-def group_pairs(pairs: torch.Tensor, offsets: torch.Tensor, pointers: torch.Tensor, per_token: int) -> Groups:
-    """Prepare the products of `pairs` int32 [P'] with offsets int32 [G + 1], pointers int64 [G]."""
+def group_pairs(
+    pairs: torch.Tensor,
+    offsets: torch.Tensor,
+    pointers: torch.Tensor,
+    per_token: int,
+    rows: int | None = None,
+) -> Groups:
+    """Prepare the products of `pairs` int32 [P'] with offsets int32 [G + 1], pointers int64 [G].
+
+    `rows` of a tile are chosen by the mean size of a group unless given.
+    """
     groups = len(pointers)
-    rows = choose_rows(len(pairs) // max(1, groups))
+    rows = rows or choose_rows(len(pairs) // max(1, groups))
     most = len(pairs) // rows + groups
     tiles = torch.empty(1 + 2 * most, dtype=torch.int32, device=pairs.device)
     made = Groups(pairs, offsets, pointers, per_token, rows, tiles)
@@ -100,10 +109,13 @@ def group_pairs(pairs: torch.Tensor, offsets: torch.Tensor, pointers: torch.Tens
     return made
 
 
-def gate_up(x: torch.Tensor, groups: Groups, act: torch.Tensor) -> None:
-    """act T [P', I] = silu(gate . x) * (up . x) of each pair's expert on its token of x T [n, H]."""
+def gate_up(x: torch.Tensor, groups: Groups, act: torch.Tensor, tile: Tile | None = None) -> None:
+    """act T [P', I] = silu(gate . x) * (up . x) of each pair's expert on its token of x T [n, H].
+
+    `tile`, of groups.rows rows, is chosen by the device unless given.
+    """
     hidden, intermediate = x.shape[1], act.shape[1]
-    tile = choose_tile(groups.rows, x.element_size(), describe(x.device))
+    tile = tile or choose_tile(groups.rows, x.element_size(), describe(x.device))
     blocks = triton.cdiv(2 * intermediate, tile.columns)
     if not len(groups.pairs):
         return
@@ -116,10 +128,10 @@ def gate_up(x: torch.Tensor, groups: Groups, act: torch.Tensor) -> None:
     )  # fmt: skip
 
 
-def down(act: torch.Tensor, groups: Groups, out: torch.Tensor) -> None:
-    """out T [P', H] = act [P', I] @ down of each pair's expert."""
+def down(act: torch.Tensor, groups: Groups, out: torch.Tensor, tile: Tile | None = None) -> None:
+    """out T [P', H] = act [P', I] @ down of each pair's expert. `tile` as in `gate_up`."""
     intermediate, hidden = act.shape[1], out.shape[1]
-    tile = choose_tile(groups.rows, act.element_size(), describe(act.device))
+    tile = tile or choose_tile(groups.rows, act.element_size(), describe(act.device))
     blocks = triton.cdiv(hidden, tile.columns)
     if not len(groups.pairs):
         return

@@ -25,6 +25,7 @@ from ftagent.engine.load import load_runner
 from ftagent.engine.models.registry import model_config
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.prompt.tokenizer import Tokenizer
+from ftagent.engine.runner import Runner
 from tests.engine.models.driving import Request
 
 FAMILIES: tuple[Family, ...] = ("qwen3_moe", "qwen3_5_moe")
@@ -80,7 +81,8 @@ def test_our_engine_follows_the_walk_and_routes_it_as_transformers_does(
 
     monkeypatch.setattr(ExpertPool, "forward", recorded)
     shape, start, prompt, new = TINY[family], 101, 50, 16
-    runner = load_runner(directory, EngineOptions(experts="0.4", mode="hybrid"))
+    runner = load_runner(directory, EngineOptions(device="cpu", experts="0.4", mode="hybrid"))
+    assert isinstance(runner, Runner)
     request = Request(runner)
     tokens = made.script.walk[start : start + prompt].tolist()
     for _ in range(new):

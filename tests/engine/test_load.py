@@ -287,7 +287,7 @@ def test_a_later_step_that_fails_leaves_nothing_registered(model: Oracle, error:
 
 
 def test_banks_that_cannot_be_mapped_are_refused(model: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> NoReturn:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(mmap, "mmap", refuse)

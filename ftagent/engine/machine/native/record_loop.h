@@ -158,9 +158,8 @@ inline int64_t batches(const Work& work, int64_t from) {
 template <class V, int R>
 void records_on(const Work& given) {
     const Work work = given;  // a copy whose fields cannot alias y
-    int64_t row = 0;
     // Two records at a time halve the traffic of y and the pauses between dots and sums.
-    if constexpr (rows_per_pass<V, R>() == 4) row = batches<V, R, 2>(work, row);
+    const int64_t row = batches<V, R, 2>(work, 0);
     batches<V, R, 1>(work, row);
 }
 

@@ -214,7 +214,9 @@ class Conductor:
         self._library.ft_conductor_begin(self._handle, epoch, rows)
 
     def end_step(self) -> StepCounters:
-        """Wait until the last layer is served. `failed` then says how the step went."""
+        """Wait until the last layer is served. `failed` then says how the step went; after a failure the
+        conductor is settled.
+        """
         counts = _Counts()
         layers = self._layout.layers
         per_layer = (c_int64 * (2 * layers))()

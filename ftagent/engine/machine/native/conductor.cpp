@@ -176,6 +176,10 @@ void Conductor::serve(Request request) {
     if (request == Request::STEP) {
         settled_ = false;
         step();
+        // The caller writes the device's tables anew after a failure, so nothing may be in flight.
+        if (failed_) drain();
+        settled_ = failed_;
+        failed_ = false;
     } else {
         drain();
         settled_ = true;
@@ -333,6 +337,7 @@ void Conductor::publish() {
 }
 
 void Conductor::fail(const std::string& sentence) {
+    failed_ = true;
     std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.empty()) failure_ = sentence;
 }

@@ -153,7 +153,7 @@ class Conductor {
     CostModel costs_;
     StepCounts counts_{};
     std::vector<int64_t> layer_counts_;
-    bool settled_ = true;
+    bool failed_ = false, settled_ = true;
     std::vector<Need> needs_;
     std::vector<int32_t> need_of_;      // by expert: index into needs_, valid where stamp_ is now
     std::vector<uint32_t> stamp_;

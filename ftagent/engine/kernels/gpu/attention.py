@@ -104,9 +104,9 @@ def _turned(  # noqa: PLR0913
 
 
 @triton.jit
-def _block(plane, page, begin, within, seen, dims, DIM: tl.constexpr):
-    """[BLOCK, dims] of the keys or the values of one KV head; zeros at tokens that are not seen."""
-    places = page.to(tl.int64) * PAGE + begin % PAGE + within
+def _block(plane, page, tokens, seen, dims, DIM: tl.constexpr):
+    """[BLOCK, dims]: keys or values of a KV head at `tokens` [BLOCK] of one page; zeros where not seen."""
+    places = page.to(tl.int64) * PAGE + tokens % PAGE
     wanted = seen[:, None] & (dims < DIM)[None, :]
     return tl.load(
         plane + places[:, None] * DIM + dims[None, :], mask=wanted, other=0.0, cache_modifier=".cg"
@@ -165,9 +165,10 @@ def _attend(  # noqa: PLR0913
     value_plane = kv + (KV_HEADS + kv_head) * tokens.to(tl.int64) * DIM
     # What earlier steps wrote needs no waiting: the first block is on its way before the queries are there.
     page = tl.load(pages_of_row + first * BLOCK // PAGE)
-    seen = first * BLOCK + within < position
-    keys = _block(key_plane, page, first * BLOCK, within, seen, dims, DIM)
-    values = _block(value_plane, page, first * BLOCK, within, seen, dims, DIM)
+    past = first * BLOCK + within
+    seen = past < position
+    keys = _block(key_plane, page, past, seen, dims, DIM)
+    values = _block(value_plane, page, past, seen, dims, DIM)
     turns = dims < ROTARY
     angle_cos = tl.load(cos + position * ROTARY + dims, mask=turns, other=1.0)[None, :]
     angle_sin = tl.load(sin + position * ROTARY + dims, mask=turns, other=0.0)[None, :]
@@ -204,9 +205,10 @@ def _attend(  # noqa: PLR0913
     # The page is looked up one turn ahead: a look-up in front of the loads would halve the loads in flight.
     page = tl.load(pages_of_row + tl.minimum(first + 1, last - 1) * BLOCK // PAGE)
     for block in tl.range(first + 1, last, num_stages=STAGES):
-        seen = block * BLOCK + within < position
-        keys = _block(key_plane, page, block * BLOCK, within, seen, dims, DIM)
-        values = _block(value_plane, page, block * BLOCK, within, seen, dims, DIM)
+        past = block * BLOCK + within
+        seen = past < position
+        keys = _block(key_plane, page, past, seen, dims, DIM)
+        values = _block(value_plane, page, past, seen, dims, DIM)
         page = tl.load(pages_of_row + tl.minimum(block + 1, last - 1) * BLOCK // PAGE)
         top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
 

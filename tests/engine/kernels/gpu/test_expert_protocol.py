@@ -119,23 +119,38 @@ class Scene:
             raise failures[0]
 
 
+def load_kernels(layer: Layer, mailbox: Mailbox, guess: torch.Tensor) -> None:
+    """Run once with hits only: loading code may wait for the kernel that waits for the host."""
+    chosen = layer.ids.clone()
+    layer.ids.copy_(torch.tensor([[0, 2, 3], [5, 0, 2]]))
+    layer.run(mailbox.arrays, guess)
+    layer.run(mailbox.arrays)
+    layer.ids.copy_(chosen)
+    layer.partial.fill_(float("nan"))
+    torch.cuda.synchronize()
+    mailbox["post"].zero_()
+
+
 def scene(
     device: torch.device, sizes: Sizes = SIZES, patience_ns: int = 20 * 10**9, live: int = SIZES.batch
 ) -> Scene:
     layer = Layer(sizes, PLAN, device, resident=RESIDENT, layers=3, layer=2, spare=2, seed=1, most=MOST)
     layer.rows.fill_(live)
     mailbox = Mailbox(sizes, 3, device.type == "cuda", patience_ns)
+    generator = torch.Generator().manual_seed(2)
+    guess = torch.randint(0, sizes.experts, (sizes.batch, GUESSES), generator=generator, dtype=torch.int32)
+    guess = guess.to(device)
+    if device.type == "cuda":
+        load_kernels(layer, mailbox, guess)
     for name in ("ids", "seen", "guess", "x", "y", "slot", "cut", "ticket", "update_index", "update_value"):
         mailbox[name].fill_(-12345)
     mailbox["y"].fill_(float("nan"))
     layer.tables.plan_slot.fill_(10**6)  # a plan of a step before: whoever reads it faults
-    generator = torch.Generator().manual_seed(2)
-    guess = torch.randint(0, sizes.experts, (sizes.batch, GUESSES), generator=generator, dtype=torch.int32)
     seen = layer.seen.flatten().tolist()[: live * sizes.per_token]
     misses = [pair for pair, slot in enumerate(seen) if slot < 0]
     assert 0 < len(misses) < len(seen)
     bank, ids = layer.bank.cpu().double(), layer.ids.flatten().tolist()
-    return Scene(layer, mailbox, guess.to(device), ids, misses, bank, int(layer.epoch))
+    return Scene(layer, mailbox, guess, ids, misses, bank, int(layer.epoch))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -290,6 +305,23 @@ def test_failed_step_waits_no_more(device: torch.device) -> None:
     began = time.monotonic()
     here.layer.run(here.mailbox.arrays)
     assert time.monotonic() - began < DEADLINE_S / 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnADevice:
+    """Programs really run beside each other here, and the host answers while they wait."""
+
+    @pytest.mark.parametrize("cut", [0, 21, 24])
+    def test_misses_are_split(self, device: torch.device, cut: int) -> None:
+        test_misses_are_split_between_device_and_host(device, torch.bfloat16, cut)
+
+    def test_everything_posted(self, device: torch.device) -> None:
+        test_everything_posted_is_what_the_device_saw(device)
+
+    @pytest.mark.parametrize("silent", ["planned", "done", "landed"])
+    def test_every_wait_ends(self, device: torch.device, silent: str) -> None:
+        test_every_wait_ends(device, silent)
 
 
 def test_arrays_are_those_of_the_layout() -> None:

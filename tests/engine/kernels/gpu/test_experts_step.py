@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from ftagent.engine.kernels.experts import gated
 from ftagent.engine.kernels.gpu import experts_reference
-from ftagent.engine.kernels.gpu.device import Device
+from ftagent.engine.kernels.gpu.device import Device, describe
 from ftagent.engine.kernels.gpu.expert_plan import ExpertPlan, plan_experts
 from tests.engine.kernels.gpu.expert_cases import Layer, Sizes, assert_near
 
+EXAMPLES = 8 if torch.cuda.is_available() else 15  # each has kernels of its own to compile on a device
 SIZES = Sizes(hidden=64, intermediate=24, experts=8, per_token=2, batch=1)
 
 
@@ -41,7 +42,7 @@ def cases(draw: st.DrawFn) -> tuple[Sizes, ExpertPlan, int, int]:
     return sizes, plan, draw(st.integers(0, sizes.batch)), draw(st.integers(0, 2**31))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_equals_float64(device: torch.device, case: tuple[Sizes, ExpertPlan, int, int]) -> None:
     sizes, plan, live, seed = case
@@ -132,3 +133,17 @@ def test_plans_of_known_models() -> None:
     assert plan_experts(2048, 768, 8, 2, hopper).chunks * 8 == 256
     assert plan_experts(2048, 512, 8, 2, hopper).chunks * 8 == 256
     assert plan_experts(2048, 768, 8, 2, Device(89, 99 << 10, 24)).chunks * 8 == 48
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("intermediate", "shared"), [(768, 0), (512, 512)])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_real_sizes_on_a_device(device: torch.device, intermediate: int, shared: int, batch: int) -> None:
+    sizes = Sizes(2048, intermediate, 16, 8, batch, shared, torch.bfloat16)
+    plan = plan_experts(2048, intermediate, 8, 2, describe(device))
+    layer = Layer(sizes, plan, device, seed=batch)
+    assert_near(layer.run(), layer.expected(), 1e-4)
+    again = Layer(sizes, plan, device, seed=batch)
+    again.run()
+    assert torch.equal(again.after, layer.after)

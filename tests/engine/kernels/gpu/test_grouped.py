@@ -22,7 +22,7 @@ from ftagent.engine.kernels.gpu.grouped import (
     scatter_add,
 )
 
-NEVER = -99
+EXAMPLES = 6 if torch.cuda.is_available() else 12  # each has kernels of its own to compile on a device
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn) -> tuple[int, int, int, int, int, torch.dtype, int]:
     )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_equals_float64(device: torch.device, case: tuple[int, int, int, int, int, torch.dtype, int]) -> None:
     check(device, case)
@@ -144,7 +144,7 @@ def test_nothing_to_do(device: torch.device) -> None:
     assert torch.equal(y, torch.ones(3, 16, device=device))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(counts=st.lists(st.integers(0, 700), min_size=1, max_size=12))
 def test_every_row_has_one_tile(device: torch.device, counts: list[int]) -> None:
     offsets = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(torch.int32).to(device)
@@ -211,3 +211,10 @@ def test_tiles_fit_the_device(rows: int, itemsize: int, kind: tuple[int, int]) -
     assert tile.stages * (tile.rows + tile.columns) * tile.depth * itemsize <= kibibytes * 1024
     assert tile.rows == choose_rows(rows)
     assert tile.columns % 2 == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("tokens", [3, 40, 700])
+def test_real_sizes_on_a_device(device: torch.device, tokens: int) -> None:
+    check(device, (tokens, 4, 8, 2048, 768, torch.bfloat16, tokens))

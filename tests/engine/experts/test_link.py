@@ -166,3 +166,25 @@ def test_a_cuda_error_is_named_and_stays(
     monkeypatch.delenv("FAKE_CUDA_FAIL")
     with pytest.raises(LinkFailed, match=named):
         link.submit(region.copies())
+
+
+@pytest.mark.gpu
+def test_cuda_on_a_device(library: ctypes.CDLL) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    host = torch.randint(0, 256, (9, 300_007), dtype=torch.uint8).pin_memory()
+    device = torch.zeros(host.shape, dtype=torch.uint8, device="cuda")
+    words = torch.zeros(300, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    rows = zip(device, host, strict=True)
+    copies = [Copy(target.data_ptr(), source.data_ptr(), source.numel()) for target, source in rows]
+    link = cuda_link(library, 0)
+    mark = link.submit(copies, [Write(words.data_ptr() + 4 * i, i - 5) for i in range(280)])
+    link.wait(mark, 10)
+    assert torch.equal(device.cpu(), host)
+    assert words[:280].tolist() == [i - 5 for i in range(280)]
+    assert not words[280:].any()
+    link.wait(link.submit(copies[:1]), 10)
+    with pytest.raises(LinkFailed, match="cuMemcpyHtoDAsync: CUDA_ERROR"):
+        link.submit([Copy(0, host.data_ptr(), 64)])

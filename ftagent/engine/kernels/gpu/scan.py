@@ -42,7 +42,7 @@ class Tiling(NamedTuple):
 def tiling(key_dim: int, value_dim: int, exact: bool) -> Tiling:
     """What fits the registers of a thread for heads of this shape."""
     key_size, value_size = (max(16, triton.next_power_of_2(size)) for size in (key_dim, value_dim))
-    tile = min(32 if exact else 64, max(key_size, value_size))
+    tile = min(16 if exact else 64, max(key_size, value_size))
     width = min(ADVANCE_COLUMNS // 2 if exact else ADVANCE_COLUMNS, value_size)
     return Tiling(tile, width, "tf32x3" if exact else "tf32")
 
@@ -264,10 +264,12 @@ def delta_prefill(
     (the last two dimensions must be dense, query and key spaced alike, decay and beta spaced alike).
     `kept` [len(marks), heads, dk, dv] receives the state after `marks` tokens each, multiples of CHUNK in
     rising order. `exact` multiplies in float32 (three passes of TF32), otherwise in TF32, which keeps eleven
-    bits. Raises ValueError for marks that are no multiples or not in the rows.
+    bits. Raises ValueError for marks that are no multiples or not in the rows, and for a state with gaps.
     """
     tokens, heads, value_dim = inputs.value.shape
     _check_marks(marks, tokens)
+    if not state.is_contiguous():
+        raise ValueError("the state of the delta rule must be contiguous: it is advanced in place")
     out = torch.empty(tokens, heads, value_dim, dtype=torch.float32, device=state.device)
     space = _workspace(min(tokens, SEGMENT), heads, state)
     for begin in range(0, tokens, SEGMENT):

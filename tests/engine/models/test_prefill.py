@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.pages import KvShape, KvStorage, PagePool
 from ftagent.engine.context.recurrent import StatePool
-from ftagent.engine.experts.pool import ExpertPool
 from ftagent.engine.models import batch as batch_module
 from ftagent.engine.models.decoder import Decoder, Pools, build_weights
 from ftagent.engine.models.gated_delta_net import state_shape
@@ -77,7 +76,7 @@ class Model:
         kv = KvStorage(shape, 16, dtype, device)
         for layer in range(shape.layers):
             kv.layer(layer).fill_(float("nan"))
-        experts = cast("ExpertPool", PlainExperts(oracle, device, dtype))
+        experts = PlainExperts(oracle, device, dtype)
         rope = Rope(config.rotary_dim, config.rope_theta, 1024, device)
         self.decoder = Decoder(weights, rope, Pools(kv, self.states, experts))
         self.decoder.fused = fused

@@ -29,6 +29,7 @@ struct Eight {
 
 struct Float : Eight {
     using T = float;
+    static constexpr int kTogether = 2;
     static F weights(const T* p) { return _mm256_loadu_ps(p); }
     static F weights_tail(const T* p, int n) {
         alignas(32) T out[8] = {};
@@ -41,6 +42,7 @@ struct Float : Eight {
 
 struct Bf16 : Eight {
     using T = uint16_t;
+    static constexpr int kTogether = 4;
     static F weights(const T* p) {
         const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));

@@ -9,6 +9,7 @@ namespace {
 
 struct Float : Sixteen {
     using T = float;
+    static constexpr int kTogether = 2;
     static F weights(const T* p) { return _mm512_loadu_ps(p); }
     static F weights_tail(const T* p, int n) { return _mm512_maskz_loadu_ps((1u << n) - 1, p); }
     static F dot_weights(const T* p) { return weights(p); }

@@ -27,6 +27,7 @@ struct Four {
 
 struct Float : Four {
     using T = float;
+    static constexpr int kTogether = 2;
     static F weights(const T* p) { return load(p); }
     static F weights_tail(const T* p, int n) {
         float out[4] = {0, 0, 0, 0};
@@ -39,6 +40,7 @@ struct Float : Four {
 
 struct Bf16 : Four {
     using T = uint16_t;
+    static constexpr int kTogether = 2;
     static F weights(const T* p) {
         using Half = T __attribute__((vector_size(8)));
         using Word = uint32_t __attribute__((vector_size(16)));

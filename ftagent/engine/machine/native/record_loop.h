@@ -2,8 +2,8 @@
 // Everything is in an unnamed namespace: the files are compiled for different processors and must share no code.
 //
 // V gives: T (element of a record), X (element of x), F (float vector), kLanes (floats in F), kDot (elements a
-// dot step takes), kRegisters, zero, set, load, store, fma, sum, weights(T*), weights_tail(T*, n),
-// and for dots: D, dot_weights(T*), dot_tail(T*, n), dot(F, D, X*).
+// dot step takes), kRegisters, kTogether (rows that share a pass), zero, set, load, store, add, fma, sum,
+// weights(T*), weights_tail(T*, n), and for dots: dot_weights(T*), dot_tail(T*, n), dot(F, weights, X*).
 #pragma once
 
 #include <math.h>
@@ -163,13 +163,23 @@ void records_on(const Work& given) {
     batches<V, R, 1>(work, row);
 }
 
+// V::kTogether bounds how many rows share a pass over the weights, and with it the code to compile: four where it
+// pays, two for what is not meant to be fast.
 template <class V>
 void records(const Work& work) {
-    switch (work.rows) {
-        case 1: return records_on<V, 1>(work);
-        case 2: return records_on<V, 2>(work);
-        case 3: return records_on<V, 3>(work);
-        default: return records_on<V, 4>(work);
+    Work some = work;
+    for (int32_t begun = 0; begun < work.rows; begun += some.rows) {
+        some.rows = work.rows - begun < V::kTogether ? work.rows - begun : V::kTogether;
+        for (int32_t r = 0; r < some.rows; ++r) {
+            some.x[r] = work.x[begun + r];
+            some.y[r] = work.y[begun + r];
+        }
+        if (some.rows == 1) records_on<V, 1>(some);
+        if (some.rows == 2) records_on<V, 2>(some);
+        if constexpr (V::kTogether > 2) {
+            if (some.rows == 3) records_on<V, 3>(some);
+            if (some.rows == 4) records_on<V, 4>(some);
+        }
     }
 }
 

@@ -35,6 +35,7 @@ struct Sixteen {
 
 struct SixteenBf16 : Sixteen {
     using T = uint16_t;
+    static constexpr int kTogether = 4;
     static F widen(__m256i half) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
     }

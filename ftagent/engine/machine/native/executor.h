@@ -41,7 +41,8 @@ class Executor {
     // x: [rows, hidden] of the shape's dtype; x, the records and every y must stay valid until the job is done.
     // Returns at once. When all parts are done the last worker stores `value` to *done (release; null: nowhere).
     // Parts of one expert and the same records for several rows, given next to each other, share one pass over the
-    // weights for up to 4 rows (bf16; 2 for float32). False: nothing was started, because a worker hangs or a job is still running.
+    // weights for up to 4 rows (bf16; 2 for float32). False: nothing was started, because a worker hangs or a job is
+    // still running.
     bool start(const Part* parts, int count, const void* x, volatile uint32_t* done, uint32_t value);
     // True when the job is done. False on time-out: the executor is broken from then on, and `done` is not written.
     bool wait(int64_t timeout_ns);

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -18,12 +19,14 @@ from ftagent.engine.api import ModelInfo
 from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage, PagePool
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape, row_bytes
+from ftagent.engine.experts.calibration import calibrate
 from ftagent.engine.experts.filling import BankFiller, ProgressCallback
 from ftagent.engine.experts.heat import fingerprint, heat_file, load_heat
 from ftagent.engine.experts.loading import ExpertNames, check_experts, find_names, stored_format
-from ftagent.engine.experts.pinning import Registrar
+from ftagent.engine.experts.pinning import CudaRegistrar, Registrar
 from ftagent.engine.experts.pool import ExpertPool
 from ftagent.engine.experts.slots import SlotStore, slot_bytes
+from ftagent.engine.machine.record_threads import ExpertSizes
 from ftagent.engine.models.config import ModelConfig
 from ftagent.engine.models.decoder import Decoder, Pools, build_weights
 from ftagent.engine.models.gated_delta_net import state_shape
@@ -36,10 +39,13 @@ from ftagent.engine.weights.safetensors import Checkpoint, open_checkpoint
 from ftagent.engine.weights.source import Checker, Reader, find_prefix
 from ftagent.errors import ConfigError, LoadFailed
 
-SMALL_MODEL_BYTES = (
-    2 * 2**30
-)  # a model up to this size in float32 is computed in float32, by default on the CPU
+if TYPE_CHECKING:
+    from ftagent.engine.device.build import DevicePlan
+    from ftagent.engine.device.runner import DeviceRunner
+
+SMALL_MODEL_BYTES = 2 * 2**30  # up to this in float32 a model is computed so, by default on the CPU
 FILL_THREADS = 16  # more do not fill banks faster
+NOMINAL_FLOPS = 10**14  # a second, of a device on prompts: only weighs copies against work
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +77,35 @@ def load_runner(
     options: EngineOptions,
     dtype: torch.dtype | None = None,
     progress: ProgressCallback | None = None,
-) -> Runner:
+) -> Runner | DeviceRunner:
     """Load the model of `directory`. `dtype` overrides the compute dtype (default: by size of the model).
     `progress` is told how many bytes of the experts are in memory, from other threads.
 
     Raises LoadFailed for a checkpoint that is damaged, incomplete, unknown or too big, ConfigError for an
     option that cannot be honoured.
     """
-    config = model_config(directory)
-    device = choose_device(options.device, parameters(config))
+    opened = open_model(directory, options, dtype, progress)
     if SPIN_SET:
         os.environ.pop(SPIN_VARIABLE, None)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    return build_device(opened) if opened.device.type == "cuda" else _build_cpu(opened)
+
+
+def open_model(
+    directory: Path,
+    options: EngineOptions,
+    dtype: torch.dtype | None = None,
+    progress: ProgressCallback | None = None,
+) -> Opened:
+    """Check everything that can be checked before memory is taken. Raises as `load_runner` does."""
+    config = model_config(directory)
+    device = choose_device(options.device, parameters(config))
     checkpoint = open_checkpoint(directory)
     prefix = find_prefix(checkpoint)
     compute = dtype or (torch.float32 if _is_small(parameters(config)) else torch.bfloat16)
     names, formats = _check(config, checkpoint, prefix, compute)
-    opened = Opened(directory, options, config, checkpoint, prefix, compute, device, names, formats, progress)
-    return _build_cuda(opened) if device.type == "cuda" else _build_cpu(opened)
+    return Opened(directory, options, config, checkpoint, prefix, compute, device, names, formats, progress)
 
 
 def choose_device(asked: str, weights: int) -> torch.device:
@@ -235,14 +251,76 @@ def _build_cpu(opened: Opened) -> Runner:
     return Runner(Decoder(weights, rope, pools), kv, states, experts, model_info(opened, plan))
 
 
-def _build_cuda(opened: Opened) -> Runner:
-    """Dense weights, pools and some experts on a CUDA device, all experts in registered host memory."""
-    formats = tuple(ExpertFormat(opened.dtype) for _ in opened.formats)  # what is stored is converted once
+def build_device(opened: Opened) -> DeviceRunner:
+    """Dense weights, pools and some experts on a device, all experts in registered host memory.
+
+    Kernels are compiled and the decode chains captured while the banks fill.
+    """
+    from ftagent.engine.device.build import build_runner  # Triton, which a machine may lack
+
+    config, options, dtype, device = opened.config, opened.options, opened.dtype, opened.device
+    formats = tuple(ExpertFormat(dtype) for _ in opened.formats)  # what is stored is converted once
     sizes = model_sizes(opened, formats)
-    free, _ = torch.cuda.mem_get_info(opened.device)
+    plan = _plan_device(opened, sizes)
+    registrar = CudaRegistrar(device) if device.type == "cuda" else None
+    with ExitStack() as on_error:
+        with filled_banks(opened, formats, registrar) as banks:
+            for bank in banks:
+                on_error.callback(bank.close)
+            weights = build_weights(config, Reader(opened.checkpoint, opened.prefix, dtype, device))
+            kv = PagePool(plan.pages, PAGE_TOKENS, sizes.page_bytes)
+            states = StatePool(options.max_running, state_shape(config), device)
+            rope = Rope(config.rotary_dim, config.rope_theta, plan.context, device)
+            storage = KvStorage(opened.kv_shape, plan.pages, dtype, device)
+            model = Decoder(weights, rope, Pools(storage, states, None))
+            runner = build_runner(
+                model,
+                kv,
+                banks,
+                config.experts_per_token,
+                _device_plan(opened, plan),
+                model_info(opened, plan),
+            )
+            on_error.callback(runner.close)
+            runner.prepare()
+        if runner.experts is not None:
+            heat = load_heat(heat_file(fingerprint(opened.checkpoint)), len(banks), config.experts)
+            runner.experts.fill(heat)
+        on_error.pop_all()
+    return runner
+
+
+def _plan_device(opened: Opened, sizes: ModelSizes) -> Plan:
     host = psutil.virtual_memory().available
-    plan_device(sizes, opened.options, free, host, str(opened.directory))
-    raise ConfigError(f"device {opened.device} is not supported by this version; use cpu")
+    free = torch.cuda.mem_get_info(opened.device)[0] if opened.device.type == "cuda" else host
+    return plan_device(sizes, opened.options, free, host, str(opened.directory))
+
+
+def _device_plan(opened: Opened, plan: Plan) -> DevicePlan:
+    from ftagent.engine.device.build import DevicePlan
+
+    config, options = opened.config, opened.options
+    item = ExpertFormat(opened.dtype)
+    sizes = ExpertSizes(
+        config.hidden,
+        config.expert_intermediate,
+        str(opened.dtype).removeprefix("torch."),
+        row_bytes(opened.shape, item),
+    )
+    found = calibrate(sizes, opened.device.index or 0 if opened.device.type == "cuda" else None)
+    active = parameters(config, active=True)
+    return DevicePlan(
+        context=plan.context,
+        chunk_tokens=plan.chunk_tokens,
+        slots=plan.slots,
+        staging=plan.staging,
+        mode=plan.mode,
+        asked=options.mode,
+        max_running=options.max_running,
+        threads=options.threads or found.threads,
+        costs=found.costs,
+        device_ns_per_token=2 * active * 10**9 // (len(config.layers) * NOMINAL_FLOPS),
+    )
 
 
 def model_info(opened: Opened, plan: Plan) -> ModelInfo:

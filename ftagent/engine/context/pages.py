@@ -120,6 +120,10 @@ class KvStorage:
         size = (2 * shape.heads, tokens, shape.head_dim)
         self._layers = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.layers)]
 
+    def layer(self, layer: int) -> torch.Tensor:
+        """All of one layer: [2 * heads, tokens, head_dim], keys first."""
+        return self._layers[layer]
+
     def write(self, layer: int, places: torch.Tensor, keys_values: torch.Tensor) -> None:
         """Store `keys_values` [2 * heads, rows, head_dim] at places [rows] (page * page_size + offset)."""
         self._layers[layer].index_copy_(1, places, keys_values)

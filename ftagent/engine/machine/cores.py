@@ -24,6 +24,12 @@ def worker_cores(threads: int | None = None) -> list[int]:
     return choose(allowed, _physical(allowed), _quota(), threads)
 
 
+def spare_core(workers: list[int]) -> int | None:
+    """A core that no worker is pinned to, for the thread that serves a step; None when they have them all."""
+    spare = [core for core in sorted(os.sched_getaffinity(0)) if core not in workers]
+    return spare[0] if len(spare) > 1 else None  # one more must stay for everybody else
+
+
 def choose(
     allowed: list[int], physical: Mapping[int, object], quota: float | None, threads: int | None
 ) -> list[int]:

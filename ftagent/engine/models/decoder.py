@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from ftagent.engine.context.pages import KvStorage
 from ftagent.engine.context.recurrent import StatePool
-from ftagent.engine.experts.pool import ExpertPool
+from ftagent.engine.experts.routed import RoutedExperts
 from ftagent.engine.kernels.linear import vector_products
 from ftagent.engine.models.batch import Batch, make_batch
 from ftagent.engine.models.config import ModelConfig
@@ -52,7 +52,7 @@ class Pools:
 
     kv: KvStorage
     states: StatePool
-    experts: ExpertPool | None
+    experts: RoutedExperts | None
 
 
 def build_weights(config: ModelConfig, source: Source) -> Weights:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ftagent.engine.context.pages import KvStorage
-from ftagent.engine.experts.pool import ExpertPool
+from ftagent.engine.experts.routed import RoutedExperts
 from ftagent.engine.kernels.attention import attend_all, attend_causal, join
 from ftagent.engine.kernels.experts import gated
 from ftagent.engine.kernels.linear import project
@@ -180,7 +180,7 @@ class Moe:
             parts, hidden
         )  # router | shared gate | shared up | gate of the shared expert
 
-    def __call__(self, x: torch.Tensor, batch: Batch, pool: ExpertPool) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: Batch, pool: RoutedExperts) -> torch.Tensor:
         flat = project(x, self.into, batch.decode)
         weights, chosen = self.route(flat[:, : self.experts])
         out = pool.forward(self.moe_layer, x, chosen, weights.to(x.dtype), batch.decode)

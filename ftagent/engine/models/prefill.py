@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ftagent.engine.context.pages import KvStorage
 from ftagent.engine.context.recurrent import StatePool
-from ftagent.engine.experts.pool import ExpertPool
+from ftagent.engine.experts.routed import RoutedExperts
 from ftagent.engine.kernels.attention import attend_all, attend_causal, join
 from ftagent.engine.kernels.experts import gated
 from ftagent.engine.kernels.gpu.attention import AttentionSpec
@@ -46,7 +46,7 @@ def _mix(block: Block, x: torch.Tensor, batch: Batch, rope: Rope, pools: Pools) 
     return mix_attention(block.mixer, x, batch, pools.kv, rope)
 
 
-def _feed(block: Block, x: torch.Tensor, batch: Batch, pool: ExpertPool | None) -> torch.Tensor:
+def _feed(block: Block, x: torch.Tensor, batch: Batch, pool: RoutedExperts | None) -> torch.Tensor:
     if isinstance(block.mlp, Mlp):
         return feed_dense(block.mlp, x, batch)
     assert pool is not None, "a model with MoE layers has an expert pool"
@@ -102,7 +102,7 @@ def feed_dense(layer: Mlp, x: torch.Tensor, batch: Batch) -> torch.Tensor:
     return x
 
 
-def feed_experts(layer: Moe, x: torch.Tensor, batch: Batch, pool: ExpertPool) -> torch.Tensor:
+def feed_experts(layer: Moe, x: torch.Tensor, batch: Batch, pool: RoutedExperts) -> torch.Tensor:
     """Router, routed experts on all rows at once (their weights may cross the link), shared expert."""
     rows = len(x)
     weights = x.new_empty(rows, layer.per_token)

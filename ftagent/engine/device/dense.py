@@ -1,0 +1,125 @@
+"""The weights of a model as its decode step reads them: one tuple per layer, in the order of the kernels.
+
+Built from the same Block objects that prefill runs, so nothing is stored twice but the routers: a layer's
+router has the next layer's below it, which makes guesses of what that layer will ask for at no launch.
+Knows no pools and no buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ftagent.engine.kernels.gpu.attention import AttentionSpec
+from ftagent.engine.kernels.gpu.delta import DeltaSpec
+from ftagent.engine.kernels.gpu.route import RouteSpec
+from ftagent.engine.models.decoder import Block, Weights
+from ftagent.engine.models.gated_delta_net import GatedDeltaNet
+from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope
+
+
+class Norm(NamedTuple):
+    """float32 [H], and the epsilon under the root."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+class AttentionStep(NamedTuple):
+    norm: Norm
+    into: torch.Tensor  # T [q | k | v | gate, H]
+    out: torch.Tensor  # T [H, heads * head_dim]
+    norms: torch.Tensor  # float32 [heads + kv_heads, head_dim]
+    spec: AttentionSpec
+    kv_layer: int
+
+
+class DeltaStep(NamedTuple):
+    norm: Norm
+    into: torch.Tensor  # T [q | k | v | z | b | a, H]
+    out: torch.Tensor  # T [H, values]
+    taps: torch.Tensor  # float32 [kernel, channels]
+    rate: torch.Tensor  # float32 [value heads]
+    bias: torch.Tensor  # float32 [value heads]
+    gate_norm: Norm  # over a value head
+    spec: DeltaSpec
+    state_layer: int
+
+
+class MoeStep(NamedTuple):
+    norm: Norm
+    into: torch.Tensor  # T [router | shared gate | shared up | gate of the shared expert | next router, H]
+    shared_down: torch.Tensor | None  # T [H, shared]
+    spec: RouteSpec
+    layer: int  # among the MoE layers
+
+
+class MlpStep(NamedTuple):
+    norm: Norm
+    gate_up: torch.Tensor  # T [gate | up, H]
+    down: torch.Tensor  # T [H, inner]
+
+
+class LayerStep(NamedTuple):
+    mixer: AttentionStep | DeltaStep
+    feed: MoeStep | MlpStep
+
+
+def layer_steps(weights: Weights, rope: Rope) -> tuple[LayerStep, ...]:
+    """The decode view of every block."""
+    blocks = weights.blocks
+    return tuple(LayerStep(_mixer(block, rope), _feed(blocks, place)) for place, block in enumerate(blocks))
+
+
+def _norm(norm: RmsNorm) -> Norm:
+    return Norm(norm.weight, norm.eps)
+
+
+def _mixer(block: Block, rope: Rope) -> AttentionStep | DeltaStep:
+    mixer = block.mixer
+    if isinstance(mixer, Attention):
+        spec = AttentionSpec(
+            mixer.heads, mixer.kv_heads, mixer.head_dim, rope.size, mixer.scale, mixer.norm.eps, mixer.gated
+        )
+        norms = mixer.norm.weight.contiguous()
+        return AttentionStep(_norm(block.mixer_norm), mixer.into, mixer.out, norms, spec, mixer.kv_layer)
+    assert isinstance(mixer, GatedDeltaNet)
+    return DeltaStep(
+        norm=_norm(block.mixer_norm),
+        into=mixer.into,
+        out=mixer.out,
+        taps=mixer.taps,
+        rate=mixer.rate,
+        bias=mixer.bias,
+        gate_norm=_norm(mixer.norm),
+        spec=DeltaSpec(*mixer.shape, mixer.norm.eps),
+        state_layer=mixer.state_layer,
+    )
+
+
+def _feed(blocks: Sequence[Block], place: int) -> MoeStep | MlpStep:
+    block = blocks[place]
+    norm, mlp = _norm(block.mlp_norm), block.mlp
+    if isinstance(mlp, Mlp):
+        return MlpStep(norm, mlp.gate_up, mlp.down)
+    assert isinstance(mlp, Moe)
+    into, guess_at = mlp.into, -1
+    following = next((later for later in blocks[place + 1 :] if isinstance(later.mlp, Moe)), None)
+    if following is not None:
+        guess_at = len(into)
+        into = torch.cat((into, _next_router(norm, following)))
+        mlp.into = into[:guess_at]  # prefill reads the same memory
+    spec = RouteSpec(mlp.experts, mlp.per_token, mlp.renormalise, guess_at)
+    return MoeStep(norm, into, mlp.down if mlp.shared else None, spec, mlp.moe_layer)
+
+
+def _next_router(norm: Norm, following: Block) -> torch.Tensor:
+    """The next MoE layer's router for inputs that were scaled by this layer's norm: a guess, not a result."""
+    mlp = following.mlp
+    assert isinstance(mlp, Moe)
+    router = mlp.into[: mlp.experts].float()
+    small = norm.weight.abs() < 1e-3  # such a channel tells nothing about the next layer's input
+    ratio = torch.where(small, 0.0, following.mlp_norm.weight / torch.where(small, 1.0, norm.weight))
+    return (router * ratio).to(mlp.into.dtype)

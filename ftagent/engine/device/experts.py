@@ -1,0 +1,147 @@
+"""The routed experts of a model on a device: what the runner, the worker and the panes see of them.
+
+Owns the parts (tables, ring, conductor, mailbox, the CPU's threads) and when they may act: the conductor
+during decode steps, prefill between them. Decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ftagent.engine.device.prefill import PrefillExperts
+from ftagent.engine.device.tables import ExpertTables
+from ftagent.engine.experts.auto import AutoMode
+from ftagent.engine.experts.conductor import Conductor, StepCounters
+from ftagent.engine.experts.heat import Heat
+from ftagent.engine.options import Mode
+from ftagent.engine.stats import ExpertStats
+
+log = logging.getLogger(__name__)
+
+
+class DeviceExperts:
+    """`conductor` is None when every expert is resident: then no step needs the host."""
+
+    def __init__(
+        self,
+        tables: ExpertTables,
+        prefill: PrefillExperts,
+        conductor: Conductor | None,
+        auto: AutoMode | None,
+        mode: Mode,
+        device_ns_per_token: int,
+        keep: object = None,
+    ) -> None:
+        self._tables = tables
+        self.prefill = prefill
+        self._conductor = conductor
+        self._auto = auto
+        self.mode = mode  # of the last decode step
+        self._device_ns_per_token = device_ns_per_token
+        self._served: StepCounters | None = None
+        self._keep = keep  # memory and threads that others know by address
+
+    @property
+    def chained(self) -> bool:
+        """Whether decode steps can run as a chain on the device: nothing misses, or misses are served."""
+        return self._conductor is not None or self.slots == self.experts
+
+    @property
+    def slots(self) -> int:
+        return self._tables.store.count
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._tables.store.slot_bytes
+
+    @property
+    def resident(self) -> int:
+        return self._tables.policy.resident
+
+    @property
+    def experts(self) -> int:
+        return self._tables.layers * self._tables.experts
+
+    def begin_decode(self, epoch: int, rows: int) -> None:
+        """Before a decode chain of `rows` rows is launched."""
+        self._tables.publish()
+        if self._conductor is not None:
+            if self._auto is not None and self._auto.next_mode != self.mode:
+                self._set_mode(self._auto.next_mode)
+            self._conductor.begin_step(epoch, rows)
+
+    def await_decode(self) -> None:
+        """Wait until nothing of the step needs the host any more. The device may still be at work."""
+        if self._conductor is not None:
+            self._served = self._conductor.end_step()
+
+    def end_decode(self, rows: int, nanoseconds: int) -> str | None:
+        """After the step, which took so long; the reason when it is void."""
+        conductor, step = self._conductor, self._served
+        if conductor is None or step is None:
+            self._tables.note_resident_step(rows)
+            return None
+        self._tables.note_step(step)
+        if conductor.failed is not None:
+            self._after_failure(conductor.failed, conductor.mode)
+            return conductor.failed
+        if self._auto is not None:
+            change = self._auto.record(self.mode, nanoseconds, step.misses, rows)
+            if change is not None:
+                log.info("experts: mode %s instead of %s: %s", change.mode, change.before, change.reason)
+        return None
+
+    def _after_failure(self, reason: str, mode: Mode) -> None:
+        """Go on in the mode that is left."""
+        self._tables.distrust()
+        if mode == self.mode:
+            return
+        if self._auto is not None:
+            self._auto.exclude(self.mode, reason)
+            if self.mode == "hybrid" and mode == "offload":
+                self._auto.exclude("cpu", reason)
+        self.mode = mode
+
+    def _set_mode(self, mode: Mode) -> None:
+        assert self._conductor is not None
+        self._conductor.set_mode(mode)
+        self.mode = mode
+
+    @contextmanager
+    def prefill_pass(self, tokens: int) -> Iterator[None]:
+        """Rows of prompts go through `prefill.forward` inside."""
+        if self._conductor is not None:
+            self._conductor.settle()
+        self.prefill.begin(tokens, tokens * self._device_ns_per_token)
+        try:
+            yield
+        finally:
+            self.prefill.end()
+
+    def fill(self, heat: Heat | None) -> None:
+        """Fill the slots from banks that are full now."""
+        self._tables.fill(heat)
+
+    def heat(self) -> Heat:
+        """To be saved for the next start. Between steps."""
+        if self._conductor is not None:
+            self._conductor.settle()
+        return self._tables.heat()
+
+    def stats(self) -> ExpertStats:
+        reason = None if self._auto is None else self._auto.reason
+        return self._tables.stats()._replace(mode=self.mode, mode_reason=reason)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when tables, slots and conductor disagree. Between steps."""
+        if self._conductor is not None:
+            self._conductor.settle()
+            self._conductor.check_integrity()
+        self._tables.check_integrity()
+
+    def close(self) -> None:
+        if self._conductor is not None:
+            self._conductor.close()
+        self._tables.close()

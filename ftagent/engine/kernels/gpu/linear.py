@@ -19,6 +19,7 @@ from ftagent.engine.kernels.gpu.launch import launch, let_next_start, processors
 
 MAX_IN = 16384  # columns: a row of weights has to fit the registers of a program
 LANE_WEIGHTS = 64  # weights that one thread holds as float32
+PROGRAMS_A_PROCESSOR = 2
 EMBED_BLOCK = 1024
 
 
@@ -34,8 +35,9 @@ def dense_tile(out: int, columns: int, processors: int) -> Tile:
     """How a weight [out, columns] is cut for a device with so many multiprocessors.
 
     Large tiles spread the cost of the norm; small ones fill the device and balance it. So a program takes
-    the most rows that still leave eight programs for each multiprocessor, and no more weights than its
-    threads hold in registers. Four warps where they can hold one row, since smaller programs mix better.
+    the most rows that still leave two programs for each multiprocessor, and no more weights than its
+    threads hold in registers. Four warps where they can hold a row, since smaller programs mix better; eight
+    for weights of many rows.
     Raises ValueError past MAX_IN columns.
     """
     if not 0 < columns <= MAX_IN:
@@ -47,7 +49,7 @@ def dense_tile(out: int, columns: int, processors: int) -> Tile:
     if out >= 64 * processors and padded >= 2048:
         warps = max(warps, 8)
     rows = max(warps * 32 * LANE_WEIGHTS // padded, 1)
-    while rows > 1 and -(-out // rows) < 8 * processors:
+    while rows > 1 and -(-out // rows) < PROGRAMS_A_PROCESSOR * processors:
         rows //= 2
     return Tile(min(rows, 16), padded, warps)
 

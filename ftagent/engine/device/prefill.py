@@ -21,6 +21,7 @@ from ftagent.engine.experts.admission import admissions
 from ftagent.engine.experts.ways import Group, PrefillLoad, group_experts, stream_ahead
 from ftagent.engine.kernels.gpu.grouped import down, gate_up, group_pairs, scatter_add
 
+WARM_ROWS = (8, 64, 256)  # rows of an expert: one for each kind of tile
 GROUP_PAIRS = 49_152  # (token, rank) pairs computed together: bounds the workspace of a group
 
 
@@ -50,6 +51,24 @@ class PrefillExperts:
         self._staged: deque[Staged] = deque()
         self._ahead = False
         self._device_ns = 0
+
+    def warm_up(self) -> None:
+        """Compile the kernels for few, some and many rows of an expert, before the first prompt needs them."""
+        records, per_token = self._ring.records, self._tables.per_token
+        device, (inner, _, hidden) = records.device, records.shape[1:]
+        pointers = torch.tensor([self._ring.address(place) for place in (0, 1)], device=device)
+        for rows in WARM_ROWS:
+            x = records.new_zeros(2 * rows, hidden)
+            pairs = torch.arange(2 * rows, dtype=torch.int32, device=device)
+            offsets = torch.tensor([0, rows, 2 * rows], dtype=torch.int32, device=device)
+            work = group_pairs(pairs, offsets, pointers, per_token)
+            act, out = x.new_empty(2 * rows, inner), x.new_empty(2 * rows, hidden)
+            gate_up(x, work, act)
+            down(act, work, out)
+            tokens = -(-2 * rows // per_token)
+            place_of = torch.full((tokens * per_token,), -1, dtype=torch.int32, device=device)
+            weights = x.new_zeros(tokens, per_token)
+            scatter_add(out, place_of, weights, torch.zeros(tokens, hidden, device=device))
 
     def begin(self, tokens: int, device_ns: int) -> None:
         """A pass over `tokens` rows begins; `device_ns` is what the device's own work on one layer takes."""

@@ -48,6 +48,8 @@ class DeviceRunner:
         """Compile the kernels and capture the decode chains."""
         for step in self._steps:
             step.prepare()
+        if self.experts is not None:
+            self.experts.prefill.warm_up()
 
     def launch(self, chunks: Sequence[Chunk]) -> DeviceStep:
         """Hand the decode rows to the device; prompts follow when the result is waited for."""

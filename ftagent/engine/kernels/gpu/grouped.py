@@ -103,8 +103,8 @@ def group_pairs(
     made = Groups(pairs, offsets, pointers, per_token, rows, tiles)
     if groups:
         launch(
-            tiles_kernel, (groups,), offsets, tiles,
-            warps=1, G=groups, GP=triton.next_power_of_2(groups), ROWS=rows, MOST=most, PROBE=PROBE,
+            tiles_kernel, (groups,), offsets, tiles, groups, most,
+            warps=1, GP=triton.next_power_of_2(groups), ROWS=rows, PROBE=PROBE,
         )  # fmt: skip
     return made
 
@@ -121,8 +121,8 @@ def gate_up(x: torch.Tensor, groups: Groups, act: torch.Tensor, tile: Tile | Non
         return
     launch(
         gate_up_kernel, (groups.most * blocks,),
-        x, groups.pairs, groups.offsets, groups.pointers, groups.tiles, act,
-        warps=tile.warps, num_stages=tile.stages, MOST=groups.most, K=groups.per_token, H=hidden,
+        x, groups.pairs, groups.offsets, groups.pointers, groups.tiles, act, groups.most,
+        warps=tile.warps, num_stages=tile.stages, K=groups.per_token, H=hidden,
         RECORDS=intermediate, BLOCKS=blocks, BM=tile.rows, BN=tile.columns, BK=tile.depth,
         PRECISION=_precision(x),
     )  # fmt: skip
@@ -137,8 +137,8 @@ def down(act: torch.Tensor, groups: Groups, out: torch.Tensor, tile: Tile | None
         return
     launch(
         down_kernel, (groups.most * blocks,),
-        act, groups.offsets, groups.pointers, groups.tiles, out,
-        warps=tile.warps, num_stages=tile.stages, MOST=groups.most, H=hidden, RECORDS=intermediate,
+        act, groups.offsets, groups.pointers, groups.tiles, out, groups.most,
+        warps=tile.warps, num_stages=tile.stages, H=hidden, RECORDS=intermediate,
         BLOCKS=blocks, BM=tile.rows, BN=tile.columns, BK=tile.depth, PRECISION=_precision(act),
     )  # fmt: skip
 
@@ -159,19 +159,19 @@ def _precision(x: torch.Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-@triton.jit
+# Counts that follow the prompt are no constants and not specialised on: every prompt would compile anew.
+@triton.jit(do_not_specialize=["groups", "most"])
 def tiles_kernel(
-    offsets, tiles,
-    G: tl.constexpr, GP: tl.constexpr, ROWS: tl.constexpr, MOST: tl.constexpr, PROBE: tl.constexpr,
-    PDL: tl.constexpr,
+    offsets, tiles, groups, most,
+    GP: tl.constexpr, ROWS: tl.constexpr, PROBE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program g writes the tiles of group g behind those of the groups before it."""
     let_next_start(PDL)
     wait_for_inputs(PDL)
     mine = tl.program_id(0)
     group = tl.arange(0, GP)
-    begin = tl.load(offsets + group, mask=group < G, other=0)
-    end = tl.load(offsets + group + 1, mask=group < G, other=0)
+    begin = tl.load(offsets + group, mask=group < groups, other=0)
+    end = tl.load(offsets + group + 1, mask=group < groups, other=0)
     count = (end - begin + ROWS - 1) // ROWS
     first = tl.sum(tl.where(group < mine, count, 0), 0)
     own = tl.sum(tl.where(group == mine, count, 0), 0)
@@ -179,7 +179,7 @@ def tiles_kernel(
     for tile in range(0, own, PROBE):
         place = tile + tl.arange(0, PROBE)
         tl.store(tiles + 1 + first + place, mine + place * 0, mask=place < own)
-        tl.store(tiles + 1 + MOST + first + place, row + place * ROWS, mask=place < own)
+        tl.store(tiles + 1 + most + first + place, row + place * ROWS, mask=place < own)
     tl.store(tiles, tl.sum(count, 0), mask=mine == 0)
 
 
@@ -191,10 +191,10 @@ def _product(a, b, acc, PRECISION: tl.constexpr):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def gate_up_kernel(
-    x, pairs, offsets, pointers, tiles, act,
-    MOST: tl.constexpr, K: tl.constexpr, H: tl.constexpr, RECORDS: tl.constexpr, BLOCKS: tl.constexpr,
+    x, pairs, offsets, pointers, tiles, act, most,
+    K: tl.constexpr, H: tl.constexpr, RECORDS: tl.constexpr, BLOCKS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Columns are gate and up of one record side by side, so that one product gives both to one thread."""
@@ -203,7 +203,7 @@ def gate_up_kernel(
     tile = tl.program_id(0) // BLOCKS
     if tile < tl.load(tiles):
         group = tl.load(tiles + 1 + tile)
-        row = tl.load(tiles + 1 + MOST + tile) + tl.arange(0, BM)
+        row = tl.load(tiles + 1 + most + tile) + tl.arange(0, BM)
         inside = row < tl.load(offsets + group + 1)
         token = tl.load(pairs + row, mask=inside, other=0) // K
         records = tl.load(pointers + group).to(tl.pointer_type(x.dtype.element_ty))
@@ -230,10 +230,10 @@ def gate_up_kernel(
         tl.store(at, value.to(act.dtype.element_ty), mask=inside[:, None] & (record < RECORDS)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def down_kernel(
-    act, offsets, pointers, tiles, out,
-    MOST: tl.constexpr, H: tl.constexpr, RECORDS: tl.constexpr, BLOCKS: tl.constexpr,
+    act, offsets, pointers, tiles, out, most,
+    H: tl.constexpr, RECORDS: tl.constexpr, BLOCKS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
@@ -241,7 +241,7 @@ def down_kernel(
     tile = tl.program_id(0) // BLOCKS
     if tile < tl.load(tiles):
         group = tl.load(tiles + 1 + tile)
-        row = tl.load(tiles + 1 + MOST + tile) + tl.arange(0, BM)
+        row = tl.load(tiles + 1 + most + tile) + tl.arange(0, BM)
         inside = row < tl.load(offsets + group + 1)
         records = tl.load(pointers + group).to(tl.pointer_type(act.dtype.element_ty))
         records = tl.multiple_of(records, 16)

@@ -77,13 +77,13 @@ def combine_case(model: Model, device: Device, rows: int, host: int) -> Case:
 def grouped_cases(model: Model, device: Device, rows_per_group: int) -> list[Case]:
     tile = choose_tile(choose_rows(rows_per_group), 2, device)
     shape: dict[str, int | float | bool | str | None] = {
-        "MOST": 640, "H": model.hidden, "RECORDS": model.intermediate, "BM": tile.rows, "BN": tile.columns,
+        "H": model.hidden, "RECORDS": model.intermediate, "BM": tile.rows, "BN": tile.columns,
         "BK": tile.depth, "PRECISION": "tf32",
     }  # fmt: skip
     up = {**shape, "K": model.per_token, "BLOCKS": -(-2 * model.intermediate // tile.columns)}
     down = {**shape, "BLOCKS": -(-model.hidden // tile.columns)}
-    up_types = ("*bf16", "*i32", "*i32", "*i64", "*i32", "*bf16")
-    down_types = ("*bf16", "*i32", "*i64", "*i32", "*bf16")
+    up_types = ("*bf16", "*i32", "*i32", "*i64", "*i32", "*bf16", "i32")
+    down_types = ("*bf16", "*i32", "*i64", "*i32", "*bf16", "i32")
     return [
         Case(GPU + "grouped", "gate_up_kernel", up_types, up, tile.warps, tile.stages),
         Case(GPU + "grouped", "down_kernel", down_types, down, tile.warps, tile.stages),
@@ -91,11 +91,11 @@ def grouped_cases(model: Model, device: Device, rows_per_group: int) -> list[Cas
 
 
 def small_cases(model: Model) -> list[Case]:
-    tiles = {"G": model.experts, "GP": pow2(model.experts), "ROWS": 128, "MOST": 640, "PROBE": 32}
+    tiles = {"GP": pow2(model.experts), "ROWS": 128, "PROBE": 32}
     scatter = {"K": model.per_token, "H": model.hidden, "BN": 1024}
     return [
         route_case(model),
-        Case(GPU + "grouped", "tiles_kernel", ("*i32", "*i32"), dict(tiles), 1),
+        Case(GPU + "grouped", "tiles_kernel", ("*i32", "*i32", "i32", "i32"), dict(tiles), 1),
         Case(GPU + "grouped", "scatter_kernel", ("*bf16", "*i32", "*fp32", "*fp32"), dict(scatter)),
     ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, Health, ModelInfo
-from ftagent.engine.context.prefix import PrefixCache
+from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.meters import aged
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.prepare import Preparer

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, ModelInfo, SamplingParams
-from ftagent.engine.context.prefix import choose_marks
+from ftagent.engine.context.marks import choose_marks, stable_head
 from ftagent.engine.prompt.grammar import constraint_for
 from ftagent.engine.prompt.parsers import ReplyForm, ReplyParser, detect_form
 from ftagent.engine.prompt.template import ChatTemplate, RenderedPrompt
@@ -108,6 +108,7 @@ class Preparer:
             tokens=list(prompt.token_ids),
             limit=length + min(room, params.max_tokens or room),
             marks=choose_marks(boundaries, length),
+            head=stable_head(boundaries, length),
         )
         return Task(
             job=job,

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftagent.engine.context.prefix import Anchor, Pages, PrefixCache, States
+from ftagent.engine.context.anchors import Match, PrefixCache, Visit
+from ftagent.engine.context.marks import with_fork
+from ftagent.engine.context.pools import Pages, States
+from ftagent.engine.context.tree import ID_BYTES, token_key
 from ftagent.errors import PromptTooLong, QueueFull
 
 # Room for this many reply tokens is set aside when a request is admitted, so that it does not start
@@ -29,13 +32,15 @@ class Job:
     """One request as the scheduler sees it. `tokens` is the prompt and what was generated so far.
 
     `limit` bounds prompt and reply together. `marks` are prompt positions, in order, at which a chunk ends
-    so that the state there can be kept. `computed` tokens are in `pages` and in the state of `slot`.
+    so that the state there can be kept. `head` prompt tokens stay as they are in later turns; None: all.
+    `computed` tokens are in `pages` and in the state of `slot`.
     """
 
     id: str
     tokens: list[int]
     limit: int
     marks: tuple[int, ...] = ()
+    head: int | None = None
     prompt: int = field(init=False)
     pages: list[int] = field(init=False, default_factory=list)
     slot: int | None = field(init=False, default=None)
@@ -43,9 +48,19 @@ class Job:
     cached: int = field(init=False, default=0)
     arrival: int = field(init=False, default=-1)
     cancelled: bool = field(init=False, default=False)
+    visit: Visit | None = field(init=False, default=None)
+    _key: bytearray = field(init=False, default_factory=bytearray, repr=False)
 
     def __post_init__(self) -> None:
         self.prompt = len(self.tokens)
+        self.key()  # here, since the thread that steps has no time for it
+
+    def key(self) -> bytearray:
+        """All tokens as memory; see `tree.token_key`."""
+        known = len(self._key) // ID_BYTES
+        if known < len(self.tokens):
+            self._key += token_key(self.tokens[known:])
+        return self._key
 
     @property
     def remaining(self) -> int:
@@ -160,15 +175,18 @@ class Scheduler:
         return pieces
 
     def commit(self, pieces: Iterable[Piece]) -> None:
-        """Take note that a step is done, and keep the states that stand on a mark."""
+        """Take note that a step is done. What it computed of a prompt can be resumed from now on: at its
+        marks, and behind the chunk until the next one is there.
+        """
         for piece in pieces:
             job = piece.job
             job.computed = piece.start + piece.length
-            if job.slot is None:
+            if job.slot is None or piece.is_decode:
                 continue
             for mark in job.marks:
-                if piece.start < mark <= job.computed:
-                    self.prefix.keep(job.tokens[:mark], job.pages, job.slot)
+                if piece.start < mark < job.computed:
+                    self._keep(job, mark, mark=True)
+            self._keep(job, job.computed, mark=job.computed in job.marks)
 
     def finish(self, job: Job, *, keep: bool = True) -> None:
         """Take a request out, wherever it is, and free what it holds.
@@ -180,8 +198,9 @@ class Scheduler:
         if job in self.running:
             self.running.remove(job)
             # The last token was sampled but never computed, so the anchor stands one before the end.
-            if keep and job.computed and job.slot is not None:
-                self.prefix.keep(job.tokens[: job.computed], job.pages, job.slot)
+            if keep and job.computed and job.visit is not None:
+                self._keep(job, job.computed, mark=True)
+                self.prefix.end(job.visit, job.computed, self._head(job))
             self._free(job)
 
     def cancelled(self) -> list[Job]:
@@ -216,47 +235,47 @@ class Scheduler:
 
     def _claim(self, job: Job) -> bool:
         """Give the job its slot, shared pages and fresh pages; False when it has to wait."""
-        anchor = self.prefix.find(job.tokens, job.marks)
-        fits = self._fits(job, anchor)
-        if not fits and anchor is not None and not self.running:
-            # Resuming can need one page more for a moment, to copy the last one. Alone in a pool that is
-            # just large enough, a cold start is the only way.
-            anchor = None
-            fits = self._fits(job, None)
-        if not fits:
+        match = self.prefix.find(job.key(), len(job.tokens))
+        warm = self._fits(job, match)
+        # Resuming can need one page more for a moment, to copy the last one. Alone in a pool that is just
+        # large enough, a cold start is the only way.
+        if not warm and (self.running or not self._fits(job, None)):
             return False
+        if job.visit is None:  # else it comes back
+            job.visit = self.prefix.begin(match, self._head(job), job.marks)
         job.slot = self._states.allocate()
         job.computed = 0
-        if anchor is not None:
-            self._resume(job, job.slot, anchor)
+        if self._states.slot_bytes:
+            job.marks = with_fork(job.marks, match.position, min(match.matched, job.prompt))
+        if warm and match.position:
+            self._resume(job, job.slot, match)
         if len(job.tokens) == job.prompt:  # else it comes back, and what it resumed at first stands
             job.cached = job.computed
         self._extend(job, self._wanted_pages(job) - len(job.pages))
         return True
 
-    def _resume(self, job: Job, slot: int, anchor: Anchor) -> None:
-        """Take over pages and state of an anchor; a last page that others use is copied."""
-        # Writing behind the anchor in its own page keeps the pages of a conversation in one run, which is
+    def _resume(self, job: Job, slot: int, match: Match) -> None:
+        """Take over pages and state of a match; a last page that others use is copied."""
+        self._pages.retain(match.pages)  # so that making room cannot free them
+        job.pages = list(match.pages)
+        job.computed = match.position
+        if self._states.slot_bytes:
+            self._states.restore(slot, match.snapshot)
+        # Writing behind the match in its own page keeps the pages of a conversation in one run, which is
         # read without a copy; a page with two writers would mix two requests.
-        held = self._held()
-        in_place = anchor.pages[-1] not in held and self.prefix.may_extend(anchor)
-        self._pages.retain(anchor.pages)  # so that making room cannot free them
-        job.pages = list(anchor.pages)
-        job.computed = anchor.position
-        self._states.restore(slot, anchor.snapshot)
-        if anchor.position % self._pages.page_size and not in_place:
+        if match.position % self._pages.page_size and not match.sole:
             shared = job.pages.pop()
             self._extend(job, 1)
             self._copy_page(shared, job.pages[-1])
             self._pages.release([shared])
 
-    def _fits(self, job: Job, anchor: Anchor | None) -> bool:
+    def _fits(self, job: Job, match: Match | None) -> bool:
         """Whether the pages that running requests do not hold are enough, all other anchors given up."""
         held = self._held()
         wanted = self._wanted_pages(job)
-        if anchor is not None:
-            held.update(anchor.pages)
-            wanted -= anchor.position // self._pages.page_size
+        if match is not None:
+            held.update(match.pages)
+            wanted -= match.position // self._pages.page_size
         return len(held) + wanted <= self._pages.total
 
     def _extend(self, job: Job, count: int) -> None:
@@ -272,7 +291,7 @@ class Scheduler:
         """See to a page for the next token: a free one, an anchor's, or one of the youngest request."""
         if len(job.tokens) <= len(job.pages) * self._pages.page_size:
             return
-        while not self.prefix.make_room(1):
+        while len(self._held()) == self._pages.total or not self.prefix.make_room(1):
             youngest = self.running[-1]
             self._send_back(youngest)
             if youngest is job:
@@ -289,6 +308,14 @@ class Scheduler:
         if not self._states.slot_bytes:
             return len(job.tokens)
         return next((mark for mark in job.marks if mark > job.computed), len(job.tokens))
+
+    def _keep(self, job: Job, position: int, *, mark: bool) -> None:
+        assert job.slot is not None, "a request that ran holds a slot"
+        assert job.visit is not None, "a request that ran has been admitted"
+        self.prefix.keep(job.key(), position, job.pages, job.slot, job.visit, mark=mark)
+
+    def _head(self, job: Job) -> int:
+        return job.prompt if job.head is None else job.head
 
     def _held(self) -> set[int]:
         return {page for job in self.running for page in job.pages}

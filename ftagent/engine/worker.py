@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ftagent.engine.api import Health, ModelInfo
 from ftagent.engine.chunk import Chunk
-from ftagent.engine.context.prefix import Pages, States
+from ftagent.engine.context.pools import Pages, States
 from ftagent.engine.logits import Pending, StepLogits
 from ftagent.engine.meters import Meters, Queues, StepWork
 from ftagent.engine.scheduler import Job, Piece, Scheduler

@@ -45,4 +45,4 @@ def test_warm_equals_cold_and_transformers(family: str, tmp_path: Path) -> None:
             assert reply(anew) == greedy(oracle, history, 6)
         cached += again.cached
         history = again.tokens
-    assert cached > 200
+    assert cached > 150

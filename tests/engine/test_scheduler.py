@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftagent.engine.chunk import Chunk
-from ftagent.engine.context.prefix import PrefixCache
-from ftagent.engine.runner import Runner
+from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.scheduler import Job, Piece, Scheduler, share_evenly
+from ftagent.engine.steps import LoadedModel
 from ftagent.errors import PromptTooLong, QueueFull
 from tests.support.toy import VOCAB, ToyRunner, cold_tokens
 
@@ -22,7 +22,7 @@ from tests.support.toy import VOCAB, ToyRunner, cold_tokens
 class Bench:
     """Runs a scheduler without threads, greedily, and checks all books after every step."""
 
-    def __init__(self, runner: ToyRunner | Runner, anchors: int = 16, **limits: int) -> None:
+    def __init__(self, runner: ToyRunner | LoadedModel, anchors: int = 16, **limits: int) -> None:
         self.runner = runner
         self.prefix = PrefixCache(runner.kv, runner.recurrent, anchors)
         self.scheduler = Scheduler(runner.kv, runner.recurrent, self.prefix, runner.copy_page, **limits)

@@ -6,12 +6,9 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ftagent.conversation import Boundary
-from ftagent.engine.context import prefix
-from ftagent.engine.context.prefix import PrefixCache, choose_marks
+from ftagent.engine.context.anchors import PrefixCache
+from ftagent.engine.context.tree import token_key
 from tests.engine.test_scheduler import Bench, prompt_of, reply
 from tests.support.toy import VOCAB, ToyRunner, cold_tokens
 
@@ -125,21 +122,26 @@ def test_whole_pool_prompt_runs_cold_when_resuming_would_not_fit() -> None:
     assert reply(full) == cold_tokens(full.tokens[: full.prompt], 3)
 
 
-def test_capacity_bounds_the_anchors_oldest_use_first() -> None:
+def test_capacity_bounds_the_anchors_unused_ones_first() -> None:
     runner = ToyRunner()
     cache = PrefixCache(runner.kv, runner.recurrent, 2)
     slot = runner.recurrent.allocate()
+
+    def found(seed: int) -> int:
+        return cache.find(token_key([*prompt_of(seed, 12), 5]), 13).position
+
     for seed in range(3):
         pages = runner.kv.allocate(3)
-        cache.keep(prompt_of(seed, 12), pages, slot)
+        visit = cache.begin(cache.find(token_key(prompt_of(seed, 12)), 12), 12)
+        assert cache.keep(token_key(prompt_of(seed, 12)), 12, pages, slot, visit, mark=True)
+        cache.end(visit, 12, 12)
         runner.kv.release(pages)
         if seed == 1:
-            assert cache.find([*prompt_of(0, 12), 5]) is not None  # a use: now the other one is the oldest
+            cache.begin(cache.find(token_key([*prompt_of(0, 12), 5]), 13), 13)  # a use of the older one
+        cache.check_integrity()
     assert len(cache) == 2
-    assert cache.find([*prompt_of(0, 12), 5]) is not None
-    assert cache.find([*prompt_of(1, 12), 5]) is None
-    assert cache.find(prompt_of(0, 12)) is None  # nothing would be left to compute
-    cache.check_integrity()
+    assert [found(seed) for seed in range(3)] == [12, 0, 12]
+    assert cache.find(token_key(prompt_of(0, 12)), 12).position == 0  # nothing would be left to compute
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -181,22 +183,3 @@ def _edited(history: list[int], dice: random.Random) -> list[int]:
     elif kind == 2:
         history = history[: dice.randrange(1, len(history) + 1)]
     return history + dice.choices(range(VOCAB), k=dice.randrange(1, 8))
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 3000), max_size=30), st.integers(1, 3000))
-def test_marks_are_in_order_and_end_with_the_prompt(positions: list[int], tokens: int) -> None:
-    boundaries = [Boundary("user", position, 0) for position in sorted(positions)]
-    marks = choose_marks(boundaries, tokens)
-    places = [0, *marks]
-    assert tokens - places[-1] < prefix.NEAR
-    assert all(after - before >= prefix.NEAR for before, after in itertools.pairwise(places))
-    assert set(marks) <= {*positions, tokens}
-
-
-def test_marks_hold_system_tools_last_user_and_last_edges() -> None:
-    edges = [("system_end", 100), ("tools_end", 900), ("user", 950), ("assistant_end", 1000)]
-    edges += [("user", 1003), ("thinking_start", 1030), ("tool_call", 1100), ("tool_result", 1200)]
-    edges += [("tool_call", 1300), ("tool_result", 1400), ("thinking_start", 1496)]
-    boundaries = [Boundary(kind, position, 0) for kind, position in edges]  # type: ignore[arg-type]
-    assert choose_marks(boundaries, 1500) == (100, 900, 1003, 1030, 1300, 1400, 1496)

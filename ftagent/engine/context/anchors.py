@@ -1,0 +1,336 @@
+"""Reuse of prompts: where a request may resume, what is kept behind it, and what gives way.
+
+Keys and values of past prompts hang in a `tree.PrefixTree`; an anchor is a position in it with the recurrent
+state there. A model without recurrent state can resume at any position whose pages are there. What is kept
+when room is short is decided by `value`. Plain decisions on integers: this module moves no tensor itself and
+knows neither models nor text.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ftagent.engine.context.pools import Pages, States
+from ftagent.engine.context.tree import Anchor, Key, Line, Node, Path, PrefixTree
+from ftagent.engine.context.value import Order, Rank, may_displace, rank_of, worth
+
+NS_PER_TOKEN = 1_000_000  # of prefill; only its ratio to bytes counts, and that is the same for all anchors
+
+
+_Entry = tuple[Order, int, Anchor]
+
+
+class Match(NamedTuple):
+    """Where a request can resume: `position` tokens lie in `pages`, and `snapshot` is the state behind them.
+
+    `matched` tokens are known in all; those behind `position` have no state to resume with. The last page may
+    be filled in part; with `sole`, nothing but this prefix is in it, and nobody else holds it.
+    """
+
+    position: int
+    pages: list[int]
+    snapshot: Any
+    matched: int
+    anchor: Anchor | None
+    path: Path
+    sole: bool
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """What the cache knows of one request while it runs."""
+
+    line: Line
+    rolling: Anchor | None = None  # behind the newest chunk; the next one takes its place
+    marks: list[Anchor] = field(default_factory=list)  # kept at the request's marks
+
+
+class PrefixCache:
+    """At most `capacity` snapshots over one page pool and one state pool; with 0 nothing is kept at all.
+
+    Where states have no bytes only the pages bound what is kept.
+    """
+
+    def __init__(self, pages: Pages, states: States, capacity: int) -> None:
+        self._pages = pages
+        self._states = states
+        self._capacity = max(capacity, 0)
+        self._tree = PrefixTree(pages)
+        self._stateful = states.slot_bytes > 0
+        self._count = 0  # anchors
+        self._requests = 0
+        self._level = 0
+        self._stamps = 0
+        self._all: list[_Entry] = []  # heap of what holds a snapshot; old entries stay
+        self._tails: list[_Entry] = []  # heap of what a branch ends with; likewise
+        self.skipped = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, key: Key, length: int) -> Match:
+        """The deepest place to resume for a prompt of `length` ids (one at least is left to compute).
+
+        Its position is 0 when there is none.
+        """
+        path = self._tree.walk(key, length - 1)
+        anchor = path.deepest(path.matched)
+        position = path.matched
+        if self._stateful:
+            position = anchor.position if anchor else 0
+        if not position:
+            return Match(0, [], None, path.matched, None, path, False)
+        pages = path.pages(position, self._pages.page_size)
+        snapshot = anchor.snapshot if anchor and self._stateful else None
+        return Match(
+            position, pages, snapshot, path.matched, anchor, path, self._is_sole(path, position, pages)
+        )
+
+    def begin(self, match: Match, head: int, marks: Iterable[int] = ()) -> Visit:
+        """A request starts, and resumes at `match`. `head`: see `tree.Line`.
+
+        That is a use of the anchor and of those at `marks`.
+        """
+        self._requests += 1
+        line = Line(head)
+        if match.anchor is not None:
+            before = match.anchor.line
+            if match.matched >= before.head:
+                line = before
+            self._use(match.anchor)
+            match.anchor.uses += 1
+            before.used = self._requests
+            for mark in marks:
+                found = match.path.deepest(mark)
+                if found is not None and found.position == mark and found is not match.anchor:
+                    self._use(found)
+        line.turns += 1
+        line.used = self._requests
+        return Visit(line)
+
+    def keep(
+        self, key: Key, position: int, pages: Sequence[int], slot: int, visit: Visit, *, mark: bool
+    ) -> bool:
+        """Make an anchor behind the first `position` ids of `key`, whose KV fills `pages` from the first and
+        whose state is in `slot`. Without `mark` it gives way to the request's next one.
+
+        Returns False, and counts it in `skipped`, when there is no room for one.
+        """
+        path = self._tree.walk(key, position)
+        found = path.deepest(position) if path.matched == position else None
+        replaced = self._replaceable(visit, position)
+        if found is None or found.position != position:
+            if replaced is not None:
+                replaced.snapshot = None  # before the new one takes memory
+            elif not self._make_snapshot_room(visit):
+                self.skipped += 1
+                return False
+            found = self._attach(self._tree.add(key, position, pages), position, slot, visit.line)
+        if replaced is not None and replaced is not found:
+            replaced.node.anchors.remove(replaced)
+            self._forget(replaced)
+        self._use(found)
+        visit.rolling = None
+        if mark:
+            visit.marks.append(found)
+        elif found.line is visit.line and not found.uses:
+            visit.rolling = found
+        return True
+
+    def end(self, visit: Visit, position: int, strip: int) -> None:
+        """A request has ended at `position`. Its conversation goes on from there, or from the deepest mark up
+        to `strip`, where the next turn may leave thinking out.
+        """
+        line = visit.line
+        kept = [anchor for anchor in (*visit.marks, visit.rolling) if anchor is not None and anchor.alive]
+        newest = [anchor for anchor in kept if anchor.position == position]
+        newest += sorted((a for a in kept if a.position <= strip), key=lambda a: -a.position)[:1]
+        before, line.newest = line.newest, list(dict.fromkeys(newest))
+        for anchor in before:
+            if anchor.alive:
+                self._push(anchor)
+        for anchor in line.newest:
+            self._push(anchor)
+
+    def make_room(self, wanted: int) -> bool:
+        """Drop what ends branches, by value, until `wanted` pages are free. False when that is not enough."""
+        for frees in (self._frees_a_page, lambda anchor: True):
+            while self._pages.free_count < wanted:
+                victim = self._victim(self._tails, frees)
+                if victim is None:
+                    break
+                self._evict(victim)
+        return self._pages.free_count >= wanted
+
+    def held_pages(self) -> set[int]:
+        """All pages of the tree; requests may hold some of them as well. For checks."""
+        return {page for node in self._tree.nodes() for page in node.pages}
+
+    def clear(self) -> None:
+        """Drop everything."""
+        for node in self._tree.nodes():
+            for anchor in node.anchors:
+                anchor.alive = False
+        self._tree.clear()
+        self._all.clear()
+        self._tails.clear()
+        self._count = 0
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when tree, anchors and the order of eviction do not fit each other."""
+        self._tree.check_integrity()
+        anchors = [anchor for node in self._tree.nodes() for anchor in node.anchors]
+        assert self._count == len(anchors), "anchors are miscounted"
+        assert self._count <= self._capacity or not self._stateful, "more snapshots than the capacity"
+        for heap, listed in (
+            (self._all, anchors if self._stateful else []),
+            (self._tails, self._ends(anchors)),
+        ):
+            current = [anchor for _, stamp, anchor in heap if anchor.alive and anchor.stamp == stamp]
+            assert set(listed) <= set(current), "an anchor that can never be dropped"
+
+    def _ends(self, anchors: Iterable[Anchor]) -> list[Anchor]:
+        return [anchor for anchor in anchors if self._is_end(anchor)]
+
+    def _is_sole(self, path: Path, position: int, pages: Sequence[int]) -> bool:
+        """Whether its last page holds nothing but this prefix, and nobody but its path holds that page."""
+        holders = [node for node in path.nodes if node.start < position]
+        if holders[-1].end != position:
+            return False
+        last = len(pages) - 1
+        size = self._pages.page_size
+        sharing = 0
+        for node in reversed(holders):
+            place = last - node.start // size
+            if place >= len(node.pages):
+                break
+            sharing += node.pages[place] == pages[last]
+        return self._pages.references(pages[last]) == sharing
+
+    def _attach(self, node: Node, position: int, slot: int, line: Line) -> Anchor:
+        snapshot = self._states.snapshot(slot) if self._stateful else None
+        self._count += 1
+        anchor = Anchor(position, node, snapshot, line)
+        insort(node.anchors, anchor, key=lambda other: other.position)
+        place = bisect_left(node.anchors, position, key=lambda other: other.position)
+        for neighbour in node.anchors[place + 1 : place + 2]:
+            self._push(neighbour)  # it is worth less now
+        return anchor
+
+    def _replaceable(self, visit: Visit, position: int) -> Anchor | None:
+        """The anchor behind the request's last chunk, unless somebody has resumed there meanwhile."""
+        rolling = visit.rolling
+        if rolling is None or not rolling.alive or rolling.uses or rolling in visit.marks:
+            return None
+        return rolling if rolling.position < position else None
+
+    def _make_snapshot_room(self, visit: Visit) -> bool:
+        """See that one more snapshot may be taken, dropping what is worth least."""
+        if not self._capacity:
+            return False
+        while self._stateful and self._count >= self._capacity:
+            victim = self._victim(self._all, lambda anchor: self._may_displace(visit, anchor))
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def _may_displace(self, visit: Visit, anchor: Anchor) -> bool:
+        idle = self._requests - anchor.line.used
+        return may_displace(visit.line.turns, self._order(anchor).rank, idle)
+
+    def _frees_a_page(self, anchor: Anchor) -> bool:
+        return any(self._pages.references(page) == 1 for page in self._tree.tail_pages(anchor))
+
+    def _victim(self, heap: list[_Entry], allowed: Callable[[Anchor], bool]) -> Anchor | None:
+        """The first anchor in the order that may go; its entry is taken out."""
+        refused: list[_Entry] = []
+        victim = None
+        while heap and victim is None:
+            entry = heapq.heappop(heap)
+            order, stamp, anchor = entry
+            if (
+                not anchor.alive
+                or anchor.stamp != stamp
+                or (heap is self._tails and not self._is_end(anchor))
+            ):
+                continue
+            if self._order(anchor) > order:
+                self._push(anchor)  # it has become worth more since
+            elif allowed(anchor):
+                victim = anchor
+            else:
+                refused.append(entry)
+        for entry in refused:
+            heapq.heappush(heap, entry)
+        return victim
+
+    def _evict(self, anchor: Anchor) -> None:
+        order = self._order(anchor)
+        if order.rank is not Rank.NEWEST:
+            self._level = max(self._level, order.level)
+        node = anchor.node
+        node.anchors.remove(anchor)
+        self._forget(anchor)
+        end = self._tree.trim(node)
+        if end is not None:
+            self._push(end)
+
+    def _forget(self, anchor: Anchor) -> None:
+        anchor.alive = False
+        anchor.snapshot = None
+        self._count -= 1
+        if anchor in anchor.line.newest:
+            anchor.line.newest.remove(anchor)
+
+    def _use(self, anchor: Anchor) -> None:
+        anchor.level = self._level
+        self._push(anchor)
+
+    def _push(self, anchor: Anchor) -> None:
+        """Enter an anchor into the order as it stands now; its older entries no longer count."""
+        self._stamps += 1
+        anchor.stamp = self._stamps
+        entry = (self._order(anchor), anchor.stamp, anchor)
+        if self._stateful:
+            self._enter(self._all, entry)
+        if self._is_end(anchor):
+            self._enter(self._tails, entry)
+
+    def _enter(self, heap: list[_Entry], entry: _Entry) -> None:
+        heapq.heappush(heap, entry)
+        if len(heap) > 4 * self._count + 64:  # most entries are old
+            heap[:] = [old for old in heap if old[2].alive and old[2].stamp == old[1]]
+            heapq.heapify(heap)
+
+    def _is_end(self, anchor: Anchor) -> bool:
+        node = anchor.node
+        return not node.children and node.anchors[-1] is anchor and node.end == anchor.position
+
+    def _order(self, anchor: Anchor) -> Order:
+        line = anchor.line
+        rank = rank_of(newest=anchor in line.newest, turns=line.turns, uses=anchor.uses)
+        if rank is Rank.NEWEST:
+            return Order(rank, line.used)
+        before = self._before(anchor)
+        tail = len(self._tree.tail_pages(anchor))
+        freed = self._states.slot_bytes + tail * self._pages.page_bytes
+        return Order(rank, anchor.level + worth(anchor.position - before, NS_PER_TOKEN, freed))
+
+    def _before(self, anchor: Anchor) -> int:
+        """The place before an anchor where its path can be resumed."""
+        node: Node | None = anchor.node
+        found = anchor.node.anchors
+        place = bisect_left(found, anchor.position, key=lambda other: other.position)
+        if place:
+            return found[place - 1].position
+        if not self._stateful:
+            return anchor.node.start
+        while node is not None and (node := node.parent):
+            if node.anchors:
+                return node.anchors[-1].position
+        return 0

@@ -104,13 +104,46 @@ def _turned(  # noqa: PLR0913
 
 
 @triton.jit
-def _block(plane, page, tokens, seen, dims, DIM: tl.constexpr):
-    """[BLOCK, dims]: keys or values of a KV head at `tokens` [BLOCK] of one page; zeros where not seen."""
-    places = page.to(tl.int64) * PAGE + tokens % PAGE
+def _load_block(key_plane, value_plane, page, tokens, position, dims, DIM: tl.constexpr):
+    """Keys and values [BLOCK, dims] of a KV head at `tokens` [BLOCK] of one page, zeros from `position` on;
+    and which tokens are seen."""
+    seen = tokens < position
     wanted = seen[:, None] & (dims < DIM)[None, :]
-    return tl.load(
-        plane + places[:, None] * DIM + dims[None, :], mask=wanted, other=0.0, cache_modifier=".cg"
-    )
+    places = (page.to(tl.int64) * PAGE + tokens % PAGE)[:, None] * DIM + dims[None, :]
+    keys = tl.load(key_plane + places, mask=wanted, other=0.0, cache_modifier=".cg")
+    values = tl.load(value_plane + places, mask=wanted, other=0.0, cache_modifier=".cg")
+    return keys, values, seen
+
+
+@triton.jit
+def _new_token(  # noqa: PLR0913
+    row_start, norms, kv_head, heads, real, dims, angle_cos, angle_sin, eps, dtype: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+):  # fmt: skip
+    """The token's queries [GROUP_TILE, dims] of one KV head, its key [1, dims] and its value [dims]."""
+    inside = dims < DIM
+    query = _turned(
+        row_start + heads[:, None] * DIM, norms + heads[:, None] * DIM, dims[None, :],
+        angle_cos, angle_sin, eps, real & inside[None, :], DIM, ROTARY,
+    )  # fmt: skip
+    key_head = HEADS + kv_head + tl.zeros([1, 1], tl.int32)
+    key = _turned(
+        row_start + key_head * DIM, norms + key_head * DIM, dims[None, :],
+        angle_cos, angle_sin, eps, inside[None, :], DIM, ROTARY,
+    )  # fmt: skip
+    value = tl.load(row_start + (HEADS + KV_HEADS + kv_head) * DIM + dims, mask=inside, other=0.0)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
+@triton.jit
+def _start(query, key, value, owner, factor):
+    """The online softmax over the new token alone where this split owns it, over nothing elsewhere."""
+    query, value = query.to(tl.float32), value.to(tl.float32)
+    own = tl.sum(query * key.to(tl.float32), axis=1) * factor
+    top = tl.where(owner, own, float("-inf"))
+    total = tl.where(owner, 1.0, 0.0) + tl.zeros_like(own)
+    sums = tl.where(owner, value, 0.0)[None, :] + tl.zeros_like(query)
+    return top, total, sums
 
 
 @triton.jit
@@ -146,9 +179,7 @@ def _attend(  # noqa: PLR0913
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
-    split = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    row = tl.program_id(2)
+    split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if row >= tl.load(live):
         return
     position = tl.load(positions + row)
@@ -156,7 +187,6 @@ def _attend(  # noqa: PLR0913
     if first >= blocks:
         return
     group: tl.constexpr = HEADS // KV_HEADS
-    stored = kv.dtype.element_ty
     dims = tl.arange(0, DIM_TILE)
     inside = dims < DIM
     within = tl.arange(0, BLOCK)
@@ -166,49 +196,33 @@ def _attend(  # noqa: PLR0913
     # What earlier steps wrote needs no waiting: the first block is on its way before the queries are there.
     page = tl.load(pages_of_row + first * BLOCK // PAGE)
     past = first * BLOCK + within
-    seen = past < position
-    keys = _block(key_plane, page, past, seen, dims, DIM)
-    values = _block(value_plane, page, past, seen, dims, DIM)
-    turns = dims < ROTARY
-    angle_cos = tl.load(cos + position * ROTARY + dims, mask=turns, other=1.0)[None, :]
-    angle_sin = tl.load(sin + position * ROTARY + dims, mask=turns, other=0.0)[None, :]
+    keys, values, seen = _load_block(key_plane, value_plane, page, past, position, dims, DIM)
+    angle_cos = tl.load(cos + position * ROTARY + dims, mask=dims < ROTARY, other=1.0)[None, :]
+    angle_sin = tl.load(sin + position * ROTARY + dims, mask=dims < ROTARY, other=0.0)[None, :]
     member = tl.arange(0, GROUP_TILE)
     heads = kv_head * group + member
     real = (member < group)[:, None]
     wait_for_inputs(PDL)
 
-    row_start = flat + row * width
-    query = _turned(
-        row_start + heads[:, None] * DIM, norms + heads[:, None] * DIM, dims[None, :], angle_cos, angle_sin,
-        eps, real & inside[None, :], DIM, ROTARY,
-    ).to(stored)  # fmt: skip
-    key_head = HEADS + kv_head + tl.zeros([1, 1], tl.int32)
-    key = _turned(
-        row_start + key_head * DIM, norms + key_head * DIM, dims[None, :], angle_cos, angle_sin,
-        eps, inside[None, :], DIM, ROTARY,
-    ).to(stored)  # fmt: skip
-    value = tl.load(row_start + (HEADS + KV_HEADS + kv_head) * DIM + dims, mask=inside, other=0.0).to(stored)
-
+    query, key, value = _new_token(
+        flat + row * width, norms, kv_head, heads, real, dims, angle_cos, angle_sin, eps,
+        kv.dtype.element_ty, HEADS, KV_HEADS, DIM, ROTARY,
+    )  # fmt: skip
     # The split with the last block owns the new token: it starts from it and writes it to the page.
     owner = last == blocks
     if owner:
         place = tl.load(pages_of_row + position // PAGE).to(tl.int64) * PAGE + position % PAGE
         tl.store(key_plane + place * DIM + dims[None, :], key, mask=inside[None, :])
         tl.store(value_plane + place * DIM + dims, value, mask=inside)
-    own = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale * LOG2_E
-    top = tl.where(owner, own, float("-inf"))
-    total = tl.where(owner, 1.0, 0.0) + tl.zeros([GROUP_TILE], tl.float32)
-    sums = tl.where(owner, value.to(tl.float32), 0.0)[None, :] + tl.zeros([GROUP_TILE, DIM_TILE], tl.float32)
     factor = scale * LOG2_E
+    top, total, sums = _start(query, key, value, owner, factor)
     top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
 
     # The page is looked up one turn ahead: a look-up in front of the loads would halve the loads in flight.
     page = tl.load(pages_of_row + tl.minimum(first + 1, last - 1) * BLOCK // PAGE)
     for block in tl.range(first + 1, last, num_stages=STAGES):
         past = block * BLOCK + within
-        seen = past < position
-        keys = _block(key_plane, page, past, seen, dims, DIM)
-        values = _block(value_plane, page, past, seen, dims, DIM)
+        keys, values, seen = _load_block(key_plane, value_plane, page, past, position, dims, DIM)
         page = tl.load(pages_of_row + tl.minimum(block + 1, last - 1) * BLOCK // PAGE)
         top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
 

@@ -17,8 +17,9 @@ from ftagent.engine.options import EngineOptions
 from ftagent.engine.prepare import Preparer
 from ftagent.engine.scheduler import Scheduler
 from ftagent.engine.stats import Snapshot
+from ftagent.engine.steps import Steps
 from ftagent.engine.task import Outbox
-from ftagent.engine.worker import Steps, Worker
+from ftagent.engine.worker import Worker
 from ftagent.errors import FtError
 from ftagent.events import Event, Failed, Finished, ToolCallDelta, ToolCallEnd, ToolCallStart
 

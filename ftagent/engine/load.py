@@ -35,6 +35,7 @@ from ftagent.engine.models.registry import model_config
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.planner import ModelSizes, Plan, plan_cpu, plan_device
 from ftagent.engine.runner import Runner
+from ftagent.engine.steps import LoadedModel
 from ftagent.engine.weights.safetensors import Checkpoint, open_checkpoint
 from ftagent.engine.weights.source import Checker, Reader, find_prefix
 from ftagent.errors import ConfigError, LoadFailed
@@ -77,7 +78,7 @@ def load_runner(
     options: EngineOptions,
     dtype: torch.dtype | None = None,
     progress: ProgressCallback | None = None,
-) -> Runner | DeviceRunner:
+) -> LoadedModel:
     """Load the model of `directory`. `dtype` overrides the compute dtype (default: by size of the model).
     `progress` is told how many bytes of the experts are in memory, from other threads.
 

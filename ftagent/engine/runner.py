@@ -75,6 +75,9 @@ class Runner:
         """Copy keys and values of KV page `source` into `target`, in all layers. The caller holds both."""
         self._model.copy_page(source, target)
 
+    def close(self) -> None:
+        """See `steps.Steps.close`. Banks go with their last reference: slots may be views of them."""
+
     def _threads_for(self, chunks: Sequence[Chunk]) -> int:
         """One thread for short decode steps of a small model: its products are too small to share, and a
         second thread only waits at barriers, long when another process takes its core.

@@ -10,57 +10,20 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
-from ftagent.engine.api import Health, ModelInfo
+from ftagent.engine.api import Health
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.pools import Pages, States
-from ftagent.engine.logits import Pending, StepLogits
+from ftagent.engine.logits import StepLogits
 from ftagent.engine.meters import Meters, Queues, StepWork
 from ftagent.engine.scheduler import Job, Piece, Scheduler
-from ftagent.engine.stats import ExpertStats, PoolStats, RequestStats, Snapshot
+from ftagent.engine.stats import PoolStats, RequestStats, Snapshot
+from ftagent.engine.steps import Steps
 from ftagent.engine.task import Task, deliver
 from ftagent.errors import EngineStopped, FtError
 from ftagent.events import Event, Failed, FinishReason, Progress
 
 log = logging.getLogger(__name__)
-
-
-class Experts(Protocol):
-    """What is needed of `experts.pool.ExpertPool`."""
-
-    slots: int
-    slot_bytes: int
-
-    @property
-    def resident(self) -> int: ...
-
-    def stats(self) -> ExpertStats: ...
-
-
-class Steps(Protocol):
-    """What is needed of `runner.Runner`."""
-
-    @property
-    def kv(self) -> Pages: ...
-
-    @property
-    def recurrent(self) -> States: ...
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Prompt tokens that a step is best given, unless the user says otherwise."""
-        ...
-
-    def launch(self, chunks: Sequence[Chunk], /) -> Pending: ...
-
-    def copy_page(self, source: int, target: int, /) -> None: ...
-
-    @property
-    def experts(self) -> Experts | None: ...
 
 
 class Worker:

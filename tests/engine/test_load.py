@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from ftagent.engine.experts.bank import ExpertFormat
 from ftagent.engine.experts.heat import fingerprint, heat_file, save_heat
 from ftagent.engine.experts.loading import find_names
+from ftagent.engine.experts.pool import ExpertPool
 from ftagent.engine.load import Opened, choose_device, filled_banks, load_runner
 from ftagent.engine.models.registry import model_config
 from ftagent.engine.options import EngineOptions
@@ -304,7 +305,7 @@ def test_saved_heat_says_which_experts_are_resident_first(
     heat[1][5], heat[0][6] = 9, 4
     save_heat(heat_file(fingerprint(open_checkpoint(model.directory))), heat)
     runner = load_runner(model.directory, EngineOptions(experts="2", mode="offload"))
-    assert runner.experts is not None
+    assert isinstance(runner.experts, ExpertPool)
     policy = runner.experts._policy
     assert policy.lookup(1, 5) is not None
     assert policy.lookup(0, 6) is not None

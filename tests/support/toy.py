@@ -102,6 +102,7 @@ class ToyRunner:
         self.chunk_tokens = 1024
         self.info = ModelInfo(id="toy", family="toy", context=context, vocab=VOCAB)
         self.before_step = before_step
+        self.closed = 0
         self.steps: list[list[Chunk]] = []
         self._memory = np.full((pages, page_size), -1, np.int64)
 
@@ -119,6 +120,9 @@ class ToyRunner:
         rows = [self._run(chunk) for chunk in chunks]
         wanted = [row for row in rows if row is not None]
         return torch.from_numpy(np.stack(wanted)) if wanted else torch.empty(0, VOCAB)
+
+    def close(self) -> None:
+        self.closed += 1
 
     def _run(self, chunk: Chunk) -> NDArray[np.float32] | None:
         size = self.kv.page_size

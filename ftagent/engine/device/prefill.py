@@ -53,7 +53,7 @@ class PrefillExperts:
         self._device_ns = 0
 
     def warm_up(self) -> None:
-        """Compile the kernels for few, some and many rows of an expert, before the first prompt needs them."""
+        """Compile the kernels for few, some and many rows of an expert before a prompt needs them."""
         records, per_token = self._ring.records, self._tables.per_token
         device, (inner, _, hidden) = records.device, records.shape[1:]
         pointers = torch.tensor([self._ring.address(place) for place in (0, 1)], device=device)

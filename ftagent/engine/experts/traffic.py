@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Traffic:
-    """Sums over the steps that a conductor served; `records` are (fetched, missed, optimum) of recent steps."""
+    """Sums over the steps that a conductor served; `records`: (fetched, missed, optimum) of recent steps."""
 
     steps: int = 0
     fetched: int = 0

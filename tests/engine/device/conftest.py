@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
+from tests.engine.kernels.conftest import device, one_thread
 
-from tests.engine.kernels.conftest import *  # noqa: F403
-
-
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+__all__ = ["device", "one_thread"]

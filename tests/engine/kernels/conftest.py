@@ -22,4 +22,4 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where kernels run in this session: the interpreter works on CPU tensors."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

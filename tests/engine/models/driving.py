@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from ftagent.engine.chunk import Chunk
-from ftagent.engine.runner import Runner
+from ftagent.engine.steps import LoadedModel
 
 
 class Request:
     """One sequence on a runner, with its pages and its state slot."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: LoadedModel) -> None:
         self._runner = runner
         self.slot = runner.recurrent.allocate()
         self.pages: list[int] = []
@@ -35,7 +35,9 @@ class Request:
         self._runner.recurrent.release(self.slot)
 
 
-def logits_by_chunks(runner: Runner, tokens: Sequence[int], sizes: Sequence[int]) -> dict[int, torch.Tensor]:
+def logits_by_chunks(
+    runner: LoadedModel, tokens: Sequence[int], sizes: Sequence[int]
+) -> dict[int, torch.Tensor]:
     """Position to the logits after it, for the last token of each chunk; the rest is fed token by token."""
     request = Request(runner)
     found: dict[int, torch.Tensor] = {}

@@ -11,7 +11,7 @@ import torch
 
 from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
-from ftagent.engine.runner import Runner
+from ftagent.engine.steps import LoadedModel
 from tests.engine.kernels.blas import assert_same
 from tests.engine.models.driving import Request
 from tests.engine.models.tiny import Oracle
@@ -27,7 +27,7 @@ EVEN: dict[str, Any] = {
 
 
 def alone(
-    runner: Runner, prompt: list[int], cuts: list[int], new: int
+    runner: LoadedModel, prompt: list[int], cuts: list[int], new: int
 ) -> tuple[list[int], list[torch.Tensor]]:
     """Greedy continuation of a prompt cut at `cuts`, with the logits of every step."""
     request = Request(runner)
@@ -41,7 +41,7 @@ def alone(
 
 
 def together(
-    runner: Runner, prompts: list[list[int]], cuts: list[list[int]], new: int, seed: int
+    runner: LoadedModel, prompts: list[list[int]], cuts: list[list[int]], new: int, seed: int
 ) -> tuple[list[list[int]], list[list[torch.Tensor]]]:
     """The same for several requests in mixed steps; a random subset advances in each step."""
     generator = random.Random(seed)

@@ -14,6 +14,7 @@ import torch
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
+from ftagent.engine.runner import Runner
 from tests.engine.models.driving import Request
 from tests.engine.models.tiny import Oracle
 
@@ -30,6 +31,7 @@ def test_short_decode_steps_take_one_thread(tmp_path: Path, monkeypatch: pytest.
     Oracle("qwen3_moe", tmp_path, 0, {})
     torch.set_num_threads(2)
     runner = load_runner(tmp_path, EngineOptions())
+    assert isinstance(runner, Runner)
     seen: list[int] = []
     forward = runner._model.forward
 

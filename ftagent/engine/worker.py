@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from ftagent.engine.api import Health
 from ftagent.engine.chunk import Chunk
-from ftagent.engine.context.pools import Pages, States
 from ftagent.engine.logits import StepLogits
 from ftagent.engine.meters import Meters, Queues, StepWork
 from ftagent.engine.scheduler import Job, Piece, Scheduler

@@ -94,11 +94,6 @@ class Model:
         return found
 
 
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def check_float32(family: str, directory: Path, device: torch.device, tokens: int, sizes: list[int]) -> None:
     oracle = Oracle(family, directory, 3, CHANGES[family])
     prompt = oracle.tokens(tokens)

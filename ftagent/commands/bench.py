@@ -57,6 +57,13 @@ _REPEATS = click.option(
 )
 
 
+_REFERENCE = click.option(
+    "--reference",
+    is_flag=True,
+    help="On a GPU, the common way of offloading instead of this engine's: for comparison.",
+)
+
+
 @click.group()
 def command() -> None:
     """Measure bandwidths, decode and prefill speed."""
@@ -80,12 +87,13 @@ def command() -> None:
     help="Tokens to generate.",
 )
 @_REPEATS
+@_REFERENCE
 @json_flag
 @setting_flags(ENGINE_FLAGS)
-def decode(behind: int, tokens: int, repeats: int, as_json: bool, **flags: Any) -> None:
+def decode(behind: int, tokens: int, repeats: int, reference: bool, as_json: bool, **flags: Any) -> None:
     """Tokens per second that one request is given, once it has begun."""
     log_to_stderr()
-    with open_engine(load_settings(flags).values) as engine:
+    with open_engine(load_settings(flags).values, reference) as engine:
         from ftagent.engine.bench import bench_decode
 
         _report("decode", bench_decode(engine, context=behind, tokens=tokens, repeats=repeats), as_json)
@@ -101,12 +109,13 @@ def decode(behind: int, tokens: int, repeats: int, as_json: bool, **flags: Any) 
     help="Tokens of the prompt.",
 )
 @_REPEATS
+@_REFERENCE
 @json_flag
 @setting_flags(ENGINE_FLAGS)
-def prefill(tokens: int, repeats: int, as_json: bool, **flags: Any) -> None:
+def prefill(tokens: int, repeats: int, reference: bool, as_json: bool, **flags: Any) -> None:
     """Seconds from a request to its first token, for a prompt of which nothing is kept."""
     log_to_stderr()
-    with open_engine(load_settings(flags).values) as engine:
+    with open_engine(load_settings(flags).values, reference) as engine:
         from ftagent.engine.bench import bench_prefill
 
         _report("prefill", bench_prefill(engine, tokens=tokens, repeats=repeats), as_json)

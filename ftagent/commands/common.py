@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -122,12 +123,12 @@ def engine_options(settings: Settings) -> EngineOptions:
 
 
 @contextlib.contextmanager
-def open_engine(settings: Settings) -> Iterator[LocalEngine]:
-    """Load the model, saying so on stderr; close the engine on the way out.
+def open_engine(settings: Settings, reference: bool = False) -> Iterator[LocalEngine]:
+    """Load the model, saying so on stderr; close the engine on the way out. `reference`: see EngineOptions.
 
     Raises LoadFailed or ConfigError.
     """
-    options = engine_options(settings)
+    options = replace(engine_options(settings), reference=reference)
     began = time.monotonic()
     narrate(f"loading {options.model} ...")
     from ftagent.engine.engine import start_engine

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 SMALL_MODEL_BYTES = 2 * 2**30  # up to this in float32 a model is computed so, by default on the CPU
 FILL_THREADS = 16  # more do not fill banks faster
+REFERENCE_CHUNK = 8192  # prompt tokens of a step in the reference mode
 NOMINAL_FLOPS = 10**14  # a second, of a device on prompts: only weighs copies against work
 
 
@@ -312,7 +313,8 @@ def _device_plan(opened: Opened, plan: Plan) -> DevicePlan:
     active = parameters(config, active=True)
     return DevicePlan(
         context=plan.context,
-        chunk_tokens=plan.chunk_tokens,
+        chunk_tokens=min(plan.chunk_tokens, REFERENCE_CHUNK) if options.reference else plan.chunk_tokens,
+        reference=options.reference,
         slots=plan.slots,
         staging=plan.staging,
         mode=plan.mode,
@@ -335,6 +337,7 @@ def model_info(opened: Opened, plan: Plan) -> ModelInfo:
         parameters=parameters(opened.config),
         active_parameters=parameters(opened.config, active=True),
         device=str(opened.device),
+        fingerprint=fingerprint(opened.checkpoint),
     )
 
 

@@ -17,7 +17,9 @@ class EngineOptions:
 
     `experts` is the room for expert slots: a count ("96"), a size ("2GiB") or a fraction of all experts
     ("0.5"). `vram` and `ram` are sizes. `context` is in tokens, prompt and reply together. `chunk_tokens`
-    bounds the prompt tokens of one step.
+    bounds the prompt tokens of one step. `reference` leaves out, on a device, what this engine adds to the
+    common way: chunks of 8,192 tokens that stream every expert of every layer through a double buffer and
+    keep none of them, least recently used slots, whole experts on either side, no look-ahead, no backfill.
     """
 
     model: str = "demo"
@@ -33,3 +35,4 @@ class EngineOptions:
     vram: str | None = None
     ram: str | None = None
     constrain_tools: Literal["auto", "required"] | None = None
+    reference: bool = False

@@ -39,7 +39,8 @@ class ExpertStats(NamedTuple):
     cpu_computed: int | None = None  # missing experts that the CPU computed whole
     split: int | None = None  # missing experts shared by link and CPU
     backfilled: int | None = None  # experts brought into slots behind the CPU's work
-    guessed: int | None = None  # experts brought into slots before they were asked for
+    guessed: int | None = None  # look-ahead fetches that were begun before the router asked
+    guess_used: int | None = None  # of those, how many were asked for
     bytes_link: int | None = None  # weights that crossed the link
     bytes_cpu: int | None = None  # weights that the CPU read where they lie
     link_ns: int | None = None  # time the link worked for steps

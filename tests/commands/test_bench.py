@@ -182,7 +182,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode bench that takes no time."""
 
     @contextmanager
-    def engine(settings: object) -> Iterator[Any]:
+    def engine(settings: object, reference: bool) -> Iterator[Any]:
         yield SimpleNamespace()
 
     def answer(engine: object, **options: int) -> DecodeResult:

@@ -56,6 +56,7 @@ class DevicePlan:
     threads: int | None
     costs: CostModel
     device_ns_per_token: int  # the device's own work on one layer of a prompt
+    reference: bool = False
 
 
 class _Parts(NamedTuple):
@@ -136,7 +137,7 @@ def _build_experts(
         arrays = HostArrays.at(parts.mailbox.data_ptr(), layout.offsets)
     found = DeviceExperts(
         tables,
-        PrefillExperts(tables, ring, host),
+        PrefillExperts(tables, ring, host, plan.reference),
         None if parts is None else parts.conductor,
         _auto(plan, resident),
         plan.mode,
@@ -176,6 +177,8 @@ def _serve(
     intermediate = tables.intermediate
     core = spare_core(worker_cores(plan.threads))
     options = replace(options, core=core, grain=max(1, min(16, intermediate // 4)))
+    if plan.reference:
+        options = replace(options, grain=intermediate, reserve=0)
     conductor = Conductor(layout, intermediate, addresses, policy, executor, link, plan.costs, options)
     return _Parts(mailbox, conductor)
 

@@ -114,6 +114,7 @@ class DeviceExperts:
         """Rows of prompts go through `prefill.forward` inside."""
         if self._conductor is not None:
             self._conductor.settle()
+            self._tables.costs = self._conductor.costs
         self.prefill.begin(tokens, tokens * self._device_ns_per_token)
         try:
             yield
@@ -142,6 +143,10 @@ class DeviceExperts:
         self._tables.check_integrity()
 
     def close(self) -> None:
-        if self._conductor is not None:
-            self._conductor.close()
-        self._tables.close()
+        """End threads and copies, then give back the memory they read. May be called twice."""
+        try:
+            if self._conductor is not None:
+                self._conductor.close()
+            self.prefill.close()
+        finally:
+            self._tables.close()

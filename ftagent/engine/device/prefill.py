@@ -44,7 +44,10 @@ class Sorted(NamedTuple):
 class PrefillExperts:
     """Stands where the CPU path has its ExpertPool: `forward` is what a Moe layer calls."""
 
-    def __init__(self, tables: ExpertTables, ring: StagingRing, host: HostShare | None) -> None:
+    def __init__(
+        self, tables: ExpertTables, ring: StagingRing, host: HostShare | None, reference: bool = False
+    ) -> None:
+        self._reference = reference  # see EngineOptions.reference
         self._tables = tables
         self._ring = ring
         self._host = host
@@ -55,6 +58,7 @@ class PrefillExperts:
     def warm_up(self) -> None:
         """Compile the kernels for few, some and many rows of an expert before a prompt needs them."""
         records, per_token = self._ring.records, self._tables.per_token
+        records[:2].zero_()  # what the memory held may be no number
         device, (inner, _, hidden) = records.device, records.shape[1:]
         pointers = torch.tensor([self._ring.address(place) for place in (0, 1)], device=device)
         for rows in WARM_ROWS:
@@ -82,7 +86,7 @@ class PrefillExperts:
             tables.costs.fetch_ns(1),
             device_ns,
         )
-        self._ahead = stream_ahead(load)
+        self._ahead = self._reference or stream_ahead(load)
         self._staged.clear()
         tables.begin_pass()
         if self._ahead:
@@ -101,15 +105,15 @@ class PrefillExperts:
         alike: decode rows come here only where no decode chain can be had.
         """
         rows = _rows_per_expert(chosen, self._tables.experts)
-        on_host = self._host_share(layer, rows, len(x))
+        on_host = self._host_share(layer, rows)
         self._tables.note_prefill(layer, rows)
         pairs = _sort_pairs(chosen, rows, on_host)
         y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         job = None
         if on_host and self._host is not None:
-            job = self._host.prepare(layer, x, pairs, on_host)
+            job = self._host.start(layer, x, pairs, on_host)
         here = [0 if expert in on_host else count for expert, count in enumerate(rows)]
-        missing = [slot is None for slot in self._tables.slots_of(layer)]
+        missing = [slot is None for slot in self._usable(layer)]
         groups = group_experts(here, missing, GROUP_PAIRS, max(self._ring.places // 2, 1))
         for group in groups:
             self._compute(layer, group, here, pairs, x, weights, y)
@@ -120,7 +124,15 @@ class PrefillExperts:
             self._look_ahead(layer + 1)
         return y.to(x.dtype)
 
-    def _host_share(self, layer: int, rows: list[int], tokens: int) -> frozenset[int]:
+    def close(self) -> None:
+        """Let go of the host's memory and threads. No pass may run or follow."""
+        try:
+            self._ring.drain()
+        finally:
+            if self._host is not None:
+                self._host.close()
+
+    def _host_share(self, layer: int, rows: list[int]) -> frozenset[int]:
         """Missing experts that the CPU computes; none where copies run ahead."""
         if self._host is None or self._ahead:
             return frozenset()
@@ -129,7 +141,7 @@ class PrefillExperts:
             for expert, slot in enumerate(self._tables.slots_of(layer))
             if slot is None and rows[expert]
         ]
-        return self._host.share(missing, rows, tokens)
+        return self._host.share(missing, rows)
 
     def _compute(
         self,
@@ -161,7 +173,7 @@ class PrefillExperts:
 
     def _addresses(self, layer: int, experts: list[int]) -> tuple[list[int], list[Staged]]:
         """Where each expert is, and those that are in the ring; the current stream waits for them."""
-        slots = self._tables.slots_of(layer)
+        slots = self._usable(layer)
         addresses: list[int] = []
         staged: list[Staged] = []
         for expert in experts:
@@ -175,6 +187,10 @@ class PrefillExperts:
         if staged:
             self._ring.wait(staged[-1].place)
         return addresses, staged
+
+    def _usable(self, layer: int) -> list[int | None]:
+        """The slot of every expert of a layer that may be read there."""
+        return [None] * self._tables.experts if self._reference else self._tables.slots_of(layer)
 
     def _take(self, layer: int, expert: int) -> Staged:
         """The staged copy of an expert: fetched ahead, or now. Those before it that nobody asked for are let
@@ -193,7 +209,7 @@ class PrefillExperts:
         if layer >= self._tables.layers:
             return
         begun = {item.expert for item in self._staged if item.layer == layer}
-        for expert, slot in enumerate(self._tables.slots_of(layer)):
+        for expert, slot in enumerate(self._usable(layer)):
             if slot is None and expert not in begun:
                 if not self._ring.room:
                     return
@@ -207,6 +223,8 @@ class PrefillExperts:
 
     def _admit(self, layer: int, group: Group, rows: list[int], staged: Sequence[Staged]) -> None:
         """Copy the hottest of the staged experts into slots, on the device."""
+        if self._reference:
+            return
         place_of = {item.expert: item.place for item in staged}
         for admission in admissions(self._tables.policy, layer, rows, sorted(place_of), group.last):
             slot = self._tables.replace(layer, admission)

@@ -73,6 +73,11 @@ class StagingRing:
                 self._free[place] = free
             self._held[place] = False
 
+    def drain(self) -> None:
+        """Wait until no copy reads host memory any more."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
     def check_integrity(self) -> None:
         """Raise AssertionError when held places are not one run that ends before the next one."""
         held = sum(self._held)

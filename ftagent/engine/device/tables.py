@@ -60,7 +60,7 @@ class ExpertTables:
 
     def slots_of(self, layer: int) -> list[int | None]:
         """The slot of every expert of a layer."""
-        return [self.policy.lookup(layer, expert) for expert in range(self.experts)]
+        return self.policy.layer_slots(layer)
 
     def slot_address(self, slot: int) -> int:
         return self.addresses[slot]
@@ -98,7 +98,8 @@ class ExpertTables:
     def note_prefill(self, layer: int, rows: Sequence[int]) -> None:
         """Count one look-up for each expert that rows ask for, and a use for each that is resident."""
         asked = [expert for expert, count in enumerate(rows) if count]
-        hits = [expert for expert in asked if self.policy.lookup(layer, expert) is not None]
+        slots = self.slots_of(layer)
+        hits = [expert for expert in asked if slots[expert] is not None]
         for expert in hits:
             self.policy.use(layer, expert)
         self.counters.record(layer, len(hits), len(asked) - len(hits), 0)

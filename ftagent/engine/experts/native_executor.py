@@ -55,6 +55,12 @@ class RecordExecutor(Protocol):
         self, parts: Sequence[RecordPart], x: torch.Tensor, y: torch.Tensor, timeout_s: float = 2.0
     ) -> None: ...
 
+    def start(self, parts: Sequence[RecordPart], x: torch.Tensor, y: torch.Tensor) -> None:
+        """Begin what `run` does. x and y must live until `wait` has returned."""
+        ...
+
+    def wait(self, timeout_s: float) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -103,13 +109,22 @@ class NativeExecutor:
         Raises ValueError for tensors or parts that do not fit, and ExecutorFailed when a worker does not
         answer within `timeout_s`, then and at every later call.
         """
+        self.start(parts, x, y)
+        self.wait(timeout_s)
+
+    def start(self, parts: Sequence[RecordPart], x: torch.Tensor, y: torch.Tensor) -> None:
+        """Begin what `run` does, and return. Raises as `run` does, but for the time-out."""
         if self.failed is not None:
             raise ExecutorFailed(self.failed)
         _check(self.shape, parts, x, y)
         step, base = y.stride(0) * y.element_size(), y.data_ptr()
         targets = [base + step * i for i in range(len(parts))]
+        self._team.start(parts, targets, x.data_ptr(), x.shape[0])
+
+    def wait(self, timeout_s: float) -> None:
+        """Until what was started is done. Raises ExecutorFailed when a worker does not answer in time."""
         try:
-            self._team.run(parts, targets, x.data_ptr(), x.shape[0], timeout_s)
+            self._team.wait(timeout_s)
         except ExecutorFailed as error:
             log.error("%s; the CPU threads compute no more experts", error)
             raise
@@ -130,6 +145,7 @@ class TorchExecutor:
         _name(shape.dtype)
         self.shape = shape
         self.failed: str | None = None
+        self._started: tuple[Sequence[RecordPart], torch.Tensor, torch.Tensor] | None = None
 
     @property
     def threads(self) -> int:
@@ -152,6 +168,15 @@ class TorchExecutor:
             if time.monotonic() > end:
                 self.failed = f"torch did not compute the experts within {timeout_s:g} s"
                 raise ExecutorFailed(self.failed)
+
+    def start(self, parts: Sequence[RecordPart], x: torch.Tensor, y: torch.Tensor) -> None:
+        """There are no threads of its own: the work is done in `wait`."""
+        self._started = parts, x, y
+
+    def wait(self, timeout_s: float) -> None:
+        started, self._started = self._started, None
+        if started is not None:
+            self.run(*started, timeout_s)
 
     def close(self) -> None:
         self.failed = self.failed or "the expert executor is closed"

@@ -65,6 +65,12 @@ class NativePolicy:
         slot = self.library.ft_policy_lookup(self.handle, layer, expert)
         return None if slot < 0 else int(slot)
 
+    def layer_slots(self, layer: int) -> list[int | None]:
+        self._check_key(layer, 0)
+        found = (c_int32 * self.experts)()
+        self.library.ft_policy_layer_slots(self.handle, layer, found)
+        return [None if slot < 0 else slot for slot in found]
+
     def slot(self, layer: int, expert: int) -> int:
         slot = self.lookup(layer, expert)
         if slot is None:
@@ -168,6 +174,7 @@ def _bind_all(library: ctypes.CDLL) -> None:
     for name in ("layer_resident", "pinned", "unpin"):
         bind(library, f"ft_policy_{name}", c_int, handle, c_int)
     bind(library, "ft_policy_pin", None, handle, c_int)
+    bind(library, "ft_policy_layer_slots", None, handle, c_int, POINTER(c_int32))
     for name in ("lookup", "remove"):
         bind(library, f"ft_policy_{name}", c_int, handle, c_int, c_int)
     for name in ("use", "miss"):

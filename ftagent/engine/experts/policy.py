@@ -68,6 +68,11 @@ class ExpertPolicy:
         """The slot that holds the expert, or None. Does not count as a use."""
         return self._slot_of[layer].get(expert)
 
+    def layer_slots(self, layer: int) -> list[int | None]:
+        """The slot of every expert of a layer, or None."""
+        table = self._slot_of[layer]
+        return [table.get(expert) for expert in range(self.experts)]
+
     def slot(self, layer: int, expert: int) -> int:
         """The slot of a resident expert."""
         return self._slot_of[layer][expert]

@@ -23,6 +23,7 @@ class Traffic:
     split: int = 0
     backfilled: int = 0
     guessed: int = 0
+    guess_used: int = 0
     bytes_link: int = 0
     bytes_cpu: int = 0
     link_ns: int = 0
@@ -36,6 +37,7 @@ class Traffic:
         self.split += step.split
         self.backfilled += step.backfilled
         self.guessed += step.guessed
+        self.guess_used += step.guess_used
         self.bytes_link += step.bytes_link
         self.bytes_cpu += step.bytes_cpu
         self.link_ns += step.link_ns
@@ -53,6 +55,7 @@ class Traffic:
             split=self.split,
             backfilled=self.backfilled,
             guessed=self.guessed,
+            guess_used=self.guess_used,
             bytes_link=self.bytes_link,
             bytes_cpu=self.bytes_cpu,
             link_ns=self.link_ns,

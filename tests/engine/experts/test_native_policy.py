@@ -103,6 +103,7 @@ class Pair:
             assert self.native.layer_resident(layer) == self.python.layer_resident(layer)
             for expert in range(self.python.experts):
                 assert self.native.lookup(layer, expert) == self.python.lookup(layer, expert)
+            assert self.native.layer_slots(layer) == self.python.layer_slots(layer)
         self.native.check_integrity()
         self.python.check_integrity()
 

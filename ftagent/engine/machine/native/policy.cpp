@@ -257,6 +257,9 @@ FT_API int ft_policy_resident(void* handle) { return policy(handle)->resident();
 FT_API int ft_policy_layer_resident(void* handle, int layer) { return policy(handle)->layer_resident(layer); }
 FT_API void ft_policy_begin_step(void* handle) { policy(handle)->begin_step(); }
 FT_API int ft_policy_lookup(void* handle, int layer, int expert) { return policy(handle)->lookup(layer, expert); }
+FT_API void ft_policy_layer_slots(void* handle, int layer, int32_t* slots) {
+    for (int expert = 0; expert < policy(handle)->experts(); expert++) slots[expert] = policy(handle)->lookup(layer, expert);
+}
 FT_API void ft_policy_use(void* handle, int layer, int expert) { policy(handle)->use(layer, expert); }
 FT_API void ft_policy_miss(void* handle, int layer, int expert) { policy(handle)->miss(layer, expert); }
 FT_API int ft_policy_place(void* handle, int layer, int expert, int used, ft::Placement* out) {

@@ -6,6 +6,7 @@ Bridges any number of asyncio loops to the one worker thread. Knows no HTTP and 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -55,6 +56,9 @@ class LocalEngine:
 
     def __init__(self, runner: Steps, preparer: Preparer, options: EngineOptions) -> None:
         self._preparer = preparer
+        self._runner = runner
+        self._closing = threading.Lock()
+        self._closed = False
         self._model = runner.info
         self.scheduler = Scheduler(
             runner.kv,
@@ -113,8 +117,19 @@ class LocalEngine:
         return aged(self._worker.snapshot)
 
     def close(self) -> None:
-        """See `api.Engine.close`."""
-        self._worker.close()
+        """See `api.Engine.close`. What was learnt about the experts is kept for the next start."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._worker.close()
+            try:
+                if self._runner.experts is not None:
+                    from ftagent.engine.experts.heat import keep_heat  # loads torch
+
+                    keep_heat(self._model.fingerprint, self._runner.experts)
+            finally:
+                self._runner.close()
 
 
 def anchors_for(slot_bytes: int) -> int:
@@ -131,7 +146,11 @@ def start_engine(options: EngineOptions) -> LocalEngine:
 
     directory = demo.directory() if options.model == "demo" else Path(options.model).expanduser()
     runner = load_runner(directory, options)
-    preparer = Preparer.from_directory(
-        directory, runner.info, constrain=options.constrain_tools, seed=options.seed
-    )
-    return LocalEngine(runner, preparer, options)
+    try:
+        preparer = Preparer.from_directory(
+            directory, runner.info, constrain=options.constrain_tools, seed=options.seed
+        )
+        return LocalEngine(runner, preparer, options)
+    except BaseException:  # an interrupt too must not leave threads and registered memory behind
+        runner.close()
+        raise

@@ -338,6 +338,7 @@ def model_info(opened: Opened, plan: Plan) -> ModelInfo:
         active_parameters=parameters(opened.config, active=True),
         device=str(opened.device),
         fingerprint=fingerprint(opened.checkpoint),
+        fingerprint=fingerprint(opened.checkpoint),
     )
 
 

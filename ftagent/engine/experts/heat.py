@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from ftagent.engine.weights.safetensors import Checkpoint
 from ftagent.paths import cache_dir
@@ -22,6 +22,19 @@ VERSION = 1
 
 Heat = Sequence[Sequence[int]]
 """[layers][experts], any unit: only the order counts."""
+
+
+class Experts(Protocol):
+    """What is needed of `pool.ExpertPool`. Counts are of all layers together."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def experts(self) -> int: ...
+
+    def heat(self) -> Heat: ...
+
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +83,18 @@ def save_heat(file: Path, heat: Heat) -> None:
             raise
     except OSError as error:
         log.warning("%s: cannot be written (%s); the next start will be cold", file, error.strerror)
+
+
+def keep_heat(key: str, experts: Experts) -> None:
+    """Save what a model has learnt about its experts under its fingerprint, before it is closed. Nothing is
+    saved when all experts are resident: then uses are not counted. Never raises.
+    """
+    if not key or experts.slots >= experts.experts:
+        return
+    try:
+        save_heat(heat_file(key), experts.heat())
+    except Exception as error:  # noqa: BLE001 whatever is wrong with a cache, the engine is to be closed
+        log.warning("the heat of the experts is not kept (%s: %s)", type(error).__name__, error)
 
 
 def fill_order(layers: int, experts: int, heat: Heat | None = None) -> Iterator[tuple[int, int]]:

@@ -123,7 +123,7 @@ class RecordThreads:
             raise EngineError("no native library: expert records cannot be computed on native threads")
         _declare(library)
         self.sizes = sizes
-        self.failed: str | None = None
+        self._failed: str | None = None
         self._library = library
         where = list(cores) if cores is not None else machine_cores.worker_cores(threads)
         shape = _Shape(sizes.hidden, sizes.intermediate, DTYPES.index(sizes.dtype), sizes.row_bytes)
@@ -132,6 +132,15 @@ class RecordThreads:
         self.handle: int = library.ft_executor_new(ctypes.byref(shape), len(where), places, limit) or 0
         if not self.handle:
             raise EngineError(f"cannot start {len(where)} expert threads: no memory, or a limit on threads")
+
+    @property
+    def failed(self) -> str | None:
+        """Also when the conductor, which waits by itself, has given a worker up."""
+        if self._failed is None and self.handle:
+            worker = int(self._library.ft_executor_stuck(self.handle))
+            if worker >= 0:
+                self._failed = f"expert worker {worker} of {self.threads} does not answer"
+        return self._failed
 
     @property
     def threads(self) -> int:
@@ -214,7 +223,7 @@ class RecordThreads:
         handle, self.handle = self.handle, 0
         if handle:
             self._library.ft_executor_free(handle)
-            self.failed = self.failed or "the expert executor is closed"
+            self._failed = self._failed or "the expert executor is closed"
 
     def _open(self) -> int:
         if not self.handle:
@@ -223,8 +232,8 @@ class RecordThreads:
 
     def _fail(self, timeout_s: float) -> None:
         worker = int(self._library.ft_executor_stuck(self._open()))
-        self.failed = f"expert worker {worker} of {self.threads} did not answer within {timeout_s:g} s"
-        raise ExecutorFailed(self.failed)
+        self._failed = f"expert worker {worker} of {self.threads} did not answer within {timeout_s:g} s"
+        raise ExecutorFailed(self._failed)
 
 
 def _declare(library: ctypes.CDLL) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ftagent.engine.device.runner import DeviceRunner
 from ftagent.engine.load import build_device, open_model
-from ftagent.engine.options import EngineOptions
+from ftagent.engine.options import EngineOptions, Mode
 
 
 def load_on(
@@ -21,3 +21,9 @@ def load_on(
     """The model of `directory` on `device`, which may be the CPU: then by the interpreter."""
     opened = open_model(directory, replace(options, device="cpu"), dtype)
     return build_device(replace(opened, device=device, options=options))
+
+
+def twin_options(
+    mode: Mode, experts: str | None = None, context: int = 128, max_running: int = 1
+) -> EngineOptions:
+    return EngineOptions(mode=mode, experts=experts, context=context, threads=1, max_running=max_running)

@@ -338,7 +338,6 @@ def model_info(opened: Opened, plan: Plan) -> ModelInfo:
         active_parameters=parameters(opened.config, active=True),
         device=str(opened.device),
         fingerprint=fingerprint(opened.checkpoint),
-        fingerprint=fingerprint(opened.checkpoint),
     )
 
 

@@ -109,6 +109,7 @@ class Preparer:
             limit=length + min(room, params.max_tokens or room),
             marks=choose_marks(boundaries, length),
             head=stable_head(boundaries, length),
+            agent=isinstance(request.prompt, Conversation) and bool(request.prompt.tools),
         )
         return Task(
             job=job,

@@ -33,7 +33,8 @@ class Job:
 
     `limit` bounds prompt and reply together. `marks` are prompt positions, in order, at which a chunk ends
     so that the state there can be kept. `head` prompt tokens stay as they are in later turns; None: all.
-    `computed` tokens are in `pages` and in the state of `slot`.
+    `agent`: more turns are to be expected, as it offers tools. `computed` tokens are in `pages` and in the
+    state of `slot`.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Job:
     limit: int
     marks: tuple[int, ...] = ()
     head: int | None = None
+    agent: bool = False
     prompt: int = field(init=False)
     pages: list[int] = field(init=False, default_factory=list)
     slot: int | None = field(init=False, default=None)
@@ -242,7 +244,7 @@ class Scheduler:
         if not warm and (self.running or not self._fits(job, None)):
             return False
         if job.visit is None:  # else it comes back
-            job.visit = self.prefix.begin(match, self._head(job), job.marks)
+            job.visit = self.prefix.begin(match, self._head(job), job.marks, agent=job.agent)
         job.slot = self._states.allocate()
         job.computed = 0
         if self._states.slot_bytes:

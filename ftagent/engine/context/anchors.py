@@ -90,13 +90,13 @@ class PrefixCache:
             position, pages, snapshot, path.matched, anchor, path, self._is_sole(path, position, pages)
         )
 
-    def begin(self, match: Match, head: int, marks: Iterable[int] = ()) -> Visit:
-        """A request starts, and resumes at `match`. `head`: see `tree.Line`.
+    def begin(self, match: Match, head: int, marks: Iterable[int] = (), *, agent: bool = False) -> Visit:
+        """A request starts, and resumes at `match`. `head` and `agent`: see `tree.Line`.
 
         That is a use of the anchor and of those at `marks`.
         """
         self._requests += 1
-        line = Line(head)
+        line = Line(head, agent)
         if match.anchor is not None:
             before = match.anchor.line
             if match.matched >= before.head:
@@ -158,9 +158,9 @@ class PrefixCache:
 
     def make_room(self, wanted: int) -> bool:
         """Drop what ends branches, by value, until `wanted` pages are free. False when that is not enough."""
-        for frees in (self._frees_a_page, lambda anchor: True):
+        for idle in (self._is_idle, lambda anchor: True):
             while self._pages.free_count < wanted:
-                victim = self._victim(self._tails, frees)
+                victim = self._victim(self._tails, idle)
                 if victim is None:
                     break
                 self._evict(victim)
@@ -198,18 +198,9 @@ class PrefixCache:
 
     def _is_sole(self, path: Path, position: int, pages: Sequence[int]) -> bool:
         """Whether its last page holds nothing but this prefix, and nobody but its path holds that page."""
-        holders = [node for node in path.nodes if node.start < position]
-        if holders[-1].end != position:
-            return False
-        last = len(pages) - 1
-        size = self._pages.page_size
-        sharing = 0
-        for node in reversed(holders):
-            place = last - node.start // size
-            if place >= len(node.pages):
-                break
-            sharing += node.pages[place] == pages[last]
-        return self._pages.references(pages[last]) == sharing
+        node = next(node for node in reversed(path.nodes) if node.start < position)
+        holders = self._tree.path_holds(node, len(node.pages) - 1)
+        return node.end == position and self._pages.references(pages[-1]) == holders
 
     def _attach(self, node: Node, position: int, slot: int, line: Line) -> Anchor:
         snapshot = self._states.snapshot(slot) if self._stateful else None
@@ -241,10 +232,15 @@ class PrefixCache:
 
     def _may_displace(self, visit: Visit, anchor: Anchor) -> bool:
         idle = self._requests - anchor.line.used
-        return may_displace(visit.line.turns, self._order(anchor).rank, idle)
+        return may_displace(visit.line.goes_on, self._order(anchor).rank, idle)
 
-    def _frees_a_page(self, anchor: Anchor) -> bool:
-        return any(self._pages.references(page) == 1 for page in self._tree.tail_pages(anchor))
+    def _is_idle(self, anchor: Anchor) -> bool:
+        """Whether no request holds the end of the branch that ends with `anchor`: dropping it, or what is
+        before it, then frees pages.
+        """
+        node = anchor.node
+        holders = self._tree.path_holds(node, len(node.pages) - 1)
+        return self._pages.references(node.pages[-1]) == holders
 
     def _victim(self, heap: list[_Entry], allowed: Callable[[Anchor], bool]) -> Anchor | None:
         """The first anchor in the order that may go; its entry is taken out."""
@@ -313,7 +309,7 @@ class PrefixCache:
 
     def _order(self, anchor: Anchor) -> Order:
         line = anchor.line
-        rank = rank_of(newest=anchor in line.newest, turns=line.turns, uses=anchor.uses)
+        rank = rank_of(newest=anchor in line.newest, goes_on=line.goes_on, uses=anchor.uses)
         if rank is Rank.NEWEST:
             return Order(rank, line.used)
         before = self._before(anchor)

@@ -35,13 +35,18 @@ class Line:
     """A conversation as its prompts show it: requests that go on behind each other.
 
     `head` tokens of its first prompt stay as they are in later turns; who shares them belongs to it.
-    `newest` are the anchors at which its next request will resume.
+    `newest` are the anchors at which its next request will resume. `agent`: more turns are to be expected.
     """
 
     head: int
+    agent: bool = False
     turns: int = 0
     used: int = 0  # number of the request that used it last
     newest: list[Anchor] = field(default_factory=list)
+
+    @property
+    def goes_on(self) -> bool:
+        return self.agent or self.turns > 1
 
 
 @dataclass(slots=True, eq=False)
@@ -160,6 +165,16 @@ class PrefixTree:
         before = node.anchors[-2].position if len(node.anchors) > 1 else node.start
         first = -(-before // self._size) if len(node.anchors) > 1 else node.start // self._size
         return node.pages[first - node.start // self._size :]
+
+    def path_holds(self, node: Node, place: int) -> int:
+        """How often the path that ends with `node` holds the page that `node` holds at `place`."""
+        page, index = node.pages[place], node.start // self._size + place
+        count = 0
+        above: Node | None = node
+        while above is not None and index - above.start // self._size < len(above.pages):
+            count += above.pages[index - above.start // self._size] == page
+            above = above.parent
+        return count
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, for checks."""

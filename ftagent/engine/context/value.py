@@ -42,17 +42,17 @@ def worth(gap_tokens: int, ns_per_token: int, freed_bytes: int) -> int:
     return gap_tokens * ns_per_token * _SCALE // max(freed_bytes, 1)
 
 
-def rank_of(*, newest: bool, turns: int, uses: int) -> Rank:
-    """`newest`: its conversation goes on from here. `turns` requests have made up the conversation, and
-    `uses` have resumed at the anchor.
+def rank_of(*, newest: bool, goes_on: bool, uses: int) -> Rank:
+    """`goes_on`: its conversation has had several turns or will have, and with `newest` from here. `uses`
+    requests have resumed at the anchor.
     """
-    if turns < 2 and not uses:
+    if not goes_on and not uses:
         return Rank.ONE_SHOT
-    return Rank.NEWEST if newest and turns > 1 else Rank.SHARED
+    return Rank.NEWEST if newest and goes_on else Rank.SHARED
 
 
-def may_displace(turns: int, rank: Rank, idle_requests: int) -> bool:
-    """Whether a request, the `turns`-th of its conversation, may have an anchor of `rank` dropped to keep its
-    own, when that anchor's conversation was last used `idle_requests` requests ago.
+def may_displace(goes_on: bool, rank: Rank, idle_requests: int) -> bool:
+    """Whether a request, of a conversation that `goes_on` or not, may have an anchor of `rank` dropped to
+    keep its own, when that anchor's conversation was last used `idle_requests` requests ago.
     """
-    return turns > 1 or rank is not Rank.NEWEST or idle_requests > STALE_REQUESTS
+    return goes_on or rank is not Rank.NEWEST or idle_requests > STALE_REQUESTS

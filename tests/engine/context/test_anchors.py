@@ -9,6 +9,8 @@ import pytest
 
 from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.context.tree import token_key
+from ftagent.engine.context.value import STALE_REQUESTS
+from ftagent.engine.scheduler import Job
 from tests.engine.test_scheduler import Bench, prompt_of, reply
 from tests.support.toy import VOCAB, ToyRunner, cold_tokens
 
@@ -183,3 +185,79 @@ def _edited(history: list[int], dice: random.Random) -> list[int]:
     elif kind == 2:
         history = history[: dice.randrange(1, len(history) + 1)]
     return history + dice.choices(range(VOCAB), k=dice.randrange(1, 8))
+
+
+def test_a_fork_is_kept_for_the_next_time() -> None:
+    """The second request shows where the first one's prompt parts; the third one resumes there."""
+    bench = Bench(ToyRunner(pages=200, context=400))
+    stem = prompt_of(0, 60)
+    cached = []
+    for seed in (1, 2, 3):
+        job = bench.submit(stem + prompt_of(seed, 40), 4)
+        bench.drain()
+        cached.append(job.cached)
+        assert reply(job) == cold_tokens(job.tokens[: job.prompt], 4)
+    assert cached == [0, 0, 60]
+
+
+@pytest.mark.parametrize("agent", [True, False])
+@pytest.mark.parametrize("anchors", [8, 64])
+@pytest.mark.parametrize("pages", [90, 400])
+def test_titles_never_push_the_conversation_out(anchors: int, pages: int, agent: bool) -> None:
+    """From the first turn on where tools are offered, else from the second one on."""
+    bench = Bench(ToyRunner(pages=pages, context=360), anchors=anchors, chunk_tokens=64)
+    history = prompt_of(0, 120)
+    for turn in range(8):
+        job = Job("main", history, len(history) + 6, (len(history),), agent=agent)
+        bench.scheduler.submit(job)
+        bench.drain()
+        assert job.cached == (job.prompt - 8 if turn else 0)  # the reply's last token was not computed
+        for title in range(12 if turn or agent else 0):
+            bench.submit(prompt_of(1000 + 20 * turn + title, 50), 3, marks=(20, 40))
+            bench.drain()
+        history = [*job.tokens, *prompt_of(turn + 1, 7)]
+
+
+def test_a_new_conversation_takes_the_place_of_one_that_is_not_used_any_more() -> None:
+    bench = Bench(ToyRunner(), anchors=2)
+    old = bench.submit(prompt_of(0, 30), 4)
+    bench.drain()
+    bench.submit([*old.tokens, 1], 4)
+    bench.drain()
+    for turn in range(2 * STALE_REQUESTS):
+        job = bench.submit(prompt_of(turn + 1, 30), 2)
+        bench.drain()
+    again = bench.submit([*job.tokens, 1, 2], 2)
+    bench.drain()
+    assert again.cached == len(job.tokens) - 1
+
+
+def test_every_chunk_can_be_resumed_before_the_prompt_is_done() -> None:
+    """Also by another request, and although the first one's step fails later."""
+    bench = Bench(ToyRunner(), chunk_tokens=16)
+    prompt = prompt_of(0, 100)
+    failing = bench.submit(prompt, 4)
+    for _ in range(3):
+        bench.step()
+    bench.scheduler.finish(failing, keep=False)
+    again = bench.submit(prompt, 4)
+    bench.drain()
+    assert again.cached == 48
+    assert reply(again) == cold_tokens(prompt, 4)
+
+
+def test_chunks_of_a_prompt_leave_one_anchor_behind() -> None:
+    bench = Bench(ToyRunner(), chunk_tokens=8)
+    bench.submit(prompt_of(0, 100), 4, marks=(50,))
+    bench.drain()
+    assert len(bench.prefix) == 3  # the mark, the end of the prompt, the end of the reply
+
+
+def test_the_newest_anchors_outlive_the_older_ones_of_a_conversation() -> None:
+    bench = Bench(ToyRunner(pages=400, context=700), anchors=3)
+    history = prompt_of(0, 40)
+    for turn in range(12):
+        job = bench.submit(history, 5)
+        bench.drain()
+        assert job.cached == (len(history) - 21 if turn else 0)
+        history = [*job.tokens, *prompt_of(turn + 1, 20)]

@@ -1,0 +1,151 @@
+"""Random edits of interleaved conversations: warm equals cold to the token, a turn costs what is new in it.
+
+The toy's state and pages change every later token when they are wrong; `replays.Book` says by brute force
+what had to be reused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ftagent.engine.chunk import Chunk
+from ftagent.engine.scheduler import Job
+from tests.engine.context.replays import Book, Talk, new_job, new_part, render
+from tests.engine.test_scheduler import Bench, reply
+from tests.support.toy import ToyRunner, ToyStates, cold_tokens, entry, toy_logits
+
+AMPLE = 16_000  # pages of four tokens: nothing has to go
+
+
+class NoStates(ToyStates):
+    slot_bytes = 0
+
+    def snapshot(self, slot: int) -> int:
+        raise AssertionError("there is no state to keep")
+
+    def restore(self, slot: int, snapshot: Any) -> None:
+        raise AssertionError("there is no state to bring back")
+
+
+class Stateless(ToyRunner):
+    """Logits depend on keys and values alone, as without linear attention."""
+
+    def __init__(self, pages: int, slots: int, page_size: int, context: int) -> None:
+        super().__init__(pages, slots, page_size, context)
+        self.recurrent = NoStates(slots)
+
+    def _run(self, chunk: Chunk) -> NDArray[np.float32] | None:
+        if super()._run(chunk) is None:
+            return None
+        end = chunk.start + len(chunk.tokens)
+        return toy_logits(0, self._memory[list(chunk.pages)].reshape(-1)[:end].tolist())
+
+
+def cold(prompt: Sequence[int], count: int, *, stateful: bool) -> list[int]:
+    if stateful:
+        return cold_tokens(prompt, count)
+    tokens = list(prompt)
+    for _ in range(count):
+        entries = [entry(position, token) for position, token in enumerate(tokens)]
+        tokens.append(int(toy_logits(0, entries).argmax()))
+    return tokens[len(prompt) :]
+
+
+class Script:
+    """One random script over several conversations on one engine."""
+
+    def __init__(self, seed: int, *, stateful: bool, ample: bool) -> None:
+        self.dice = dice = random.Random(seed)
+        self.stateful = stateful
+        self.ample = ample
+        pages = AMPLE if ample else dice.choice([150, 220, 400])
+        size = dice.choice([4, 8, 16])
+        pages = pages * 4 // size
+        runner = ToyRunner(pages, 4, size, 700) if stateful else Stateless(pages, 4, size, 700)
+        anchors = 10_000 if ample else dice.choice([1, 3, 8, 20])
+        self.bench = Bench(runner, anchors, chunk_tokens=dice.choice([16, 64, 512]), max_running=4)
+        self.book = Book(stateful)
+        self.system, self.tools = new_part("system", dice, 2, 60), new_part("tools", dice, 2, 80)
+        self.talks = [Talk.start(dice, self.system, self.tools) for _ in range(dice.randrange(1, 5))]
+        self.reused = 0
+
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            self._turn()
+        self.bench.scheduler.check_integrity()
+        self.bench.prefix.clear()
+        assert self.bench.runner.kv.free_count == self.bench.runner.kv.total
+
+    def _turn(self) -> None:
+        """Some conversations go on at once, perhaps with a title request between them."""
+        dice = self.dice
+        chosen = dice.sample(self.talks, dice.randrange(1, min(3, len(self.talks)) + 1))
+        if dice.random() < 0.15 and len(self.talks) < 8:
+            chosen.append(dice.choice(self.talks).fork(dice))
+            self.talks.append(chosen[-1])
+        jobs = [new_job(talk.parts, dice.randrange(1, 12)) for talk in chosen]
+        if dice.random() < 0.3:
+            title = Talk([new_part("system", dice), new_part("user", dice)])
+            jobs.append(new_job(title.parts, 3))
+        least = [self.book.reusable(job.tokens) for job in jobs]
+        for job in jobs:
+            self.bench.scheduler.submit(job)
+        self._drain(jobs)
+        for job, (best, most) in zip(jobs, least, strict=True):
+            self._check(job, best, most, alone=len(jobs) == 1)
+        for talk, job in zip(chosen, jobs, strict=False):
+            talk.hear(reply(job), dice)
+            talk.edit(dice)
+            while len(render(talk.parts)[0]) > 500:
+                del talk.parts[2 : 2 + dice.randrange(1, 4)]
+
+    def _drain(self, jobs: list[Job]) -> None:
+        """Run until all have ended; some are cancelled at some step."""
+        doomed = {job: self.dice.randrange(12) for job in jobs if self.dice.random() < 0.15}
+        open_jobs = list(jobs)
+        for step in range(10_000):
+            for job, when in doomed.items():
+                job.cancelled |= step >= when
+            computed = {job: job.computed for job in open_jobs}
+            done = self.bench.step()
+            computed |= {piece.job: piece.start + piece.length for piece in done}
+            scheduler = self.bench.scheduler
+            for job in [job for job in open_jobs if job not in (*scheduler.running, *scheduler.waiting)]:
+                self.book.note(job, computed[job])
+                open_jobs.remove(job)
+            if not open_jobs:
+                return
+        raise AssertionError("the scheduler does not come to an end")
+
+    def _check(self, job: Job, best: int, most: int, *, alone: bool) -> None:
+        """The reply is the cold one; when nothing had to go, all was reused that could be."""
+        prompt = job.tokens[: job.prompt]
+        assert reply(job) == cold(prompt, len(reply(job)), stateful=self.stateful)
+        self.reused += job.cached
+        if self.ample and not job.cancelled:
+            assert job.cached >= best
+        if alone:
+            assert job.cached <= most
+
+
+@pytest.mark.parametrize("ample", [True, False])
+@pytest.mark.parametrize("stateful", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_warm_equals_cold_and_a_turn_costs_what_is_new(seed: int, stateful: bool, ample: bool) -> None:
+    script = Script(seed, stateful=stateful, ample=ample)
+    script.run(12)
+    assert script.reused or not ample
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thousand_scripts() -> None:
+    for seed in range(1000):
+        script = Script(10_000 + seed, stateful=seed % 4 != 0, ample=seed % 2 == 0)
+        script.run(12)

@@ -122,7 +122,7 @@ class PrefixCache:
         """
         path = self._tree.walk(key, position)
         found = path.deepest(position) if path.matched == position else None
-        replaced = self._replaceable(visit, position)
+        replaced, visit.rolling = self._replaceable(visit, position), None
         if found is None or found.position != position:
             if replaced is not None:
                 replaced.snapshot = None  # before the new one takes memory
@@ -130,15 +130,14 @@ class PrefixCache:
                 self.skipped += 1
                 return False
             found = self._attach(self._tree.add(key, position, pages), position, slot, visit.line)
+            visit.rolling = None if mark else found
         if replaced is not None and replaced is not found:
             replaced.node.anchors.remove(replaced)
             self._forget(replaced)
         self._use(found)
-        visit.rolling = None
         if mark:
+            found.mark = True
             visit.marks.append(found)
-        elif found.line is visit.line and not found.uses:
-            visit.rolling = found
         return True
 
     def end(self, visit: Visit, position: int, strip: int) -> None:
@@ -215,7 +214,7 @@ class PrefixCache:
     def _replaceable(self, visit: Visit, position: int) -> Anchor | None:
         """The anchor behind the request's last chunk, unless somebody has resumed there meanwhile."""
         rolling = visit.rolling
-        if rolling is None or not rolling.alive or rolling.uses or rolling in visit.marks:
+        if rolling is None or not rolling.alive or rolling.uses or rolling.mark:
             return None
         return rolling if rolling.position < position else None
 

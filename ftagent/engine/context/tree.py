@@ -51,13 +51,17 @@ class Line:
 
 @dataclass(slots=True, eq=False)
 class Anchor:
-    """A place to resume at: `position` tokens lie before it. `snapshot` is the recurrent state there."""
+    """A place to resume at: `position` tokens lie before it. `snapshot` is the recurrent state there.
+
+    `mark`: it stays though its request has gone on.
+    """
 
     position: int
     node: Node
     snapshot: Any
     line: Line
     level: int = 0  # see `value`
+    mark: bool = False
     uses: int = 0  # requests that have resumed here
     stamp: int = 0  # of its newest entry in the order of eviction
     alive: bool = True

@@ -4,6 +4,7 @@ have passed.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,9 +45,12 @@ if TYPE_CHECKING:
     from ftagent.engine.device.build import DevicePlan
     from ftagent.engine.device.runner import DeviceRunner
 
+log = logging.getLogger(__name__)
+
 SMALL_MODEL_BYTES = 2 * 2**30  # up to this in float32 a model is computed so, by default on the CPU
 FILL_THREADS = 16  # more do not fill banks faster
 REFERENCE_CHUNK = 8192  # prompt tokens of a step in the reference mode
+LEAST_CAPABILITY = (8, 0)  # of a CUDA device: the first that computes in BF16
 NOMINAL_FLOPS = 10**14  # a second, of a device on prompts: only weighs copies against work
 
 
@@ -114,11 +118,16 @@ def choose_device(asked: str, weights: int) -> torch.device:
     """The device for a model of so many weights. `auto` leaves small models on the CPU: their steps are too
     short for a device to pay, and starting one takes longer than loading them.
 
-    Raises ConfigError for a device that is not there.
+    Raises ConfigError for a device that is not there, or that the kernels do not run on.
     """
     if asked == "auto":
-        wanted = not _is_small(weights) and torch.cuda.is_available()
-        return torch.device("cuda", torch.cuda.current_device()) if wanted else torch.device("cpu")
+        if _is_small(weights) or not torch.cuda.is_available():
+            return torch.device("cpu")
+        device = torch.device("cuda", torch.cuda.current_device())
+        too_old = _too_old(device)
+        if too_old is not None:
+            log.warning("the model runs on the CPU: %s", too_old)
+        return device if too_old is None else torch.device("cpu")
     kind, _, index = asked.partition(":")
     if asked == "cpu":
         return torch.device("cpu")
@@ -132,7 +141,11 @@ def choose_device(asked: str, weights: int) -> torch.device:
         raise ConfigError(
             f"device {asked!r} is not there: this machine has {count}, cuda:0 to cuda:{count - 1}"
         )
-    return torch.device("cuda", int(index) if index else torch.cuda.current_device())
+    device = torch.device("cuda", int(index) if index else torch.cuda.current_device())
+    too_old = _too_old(device)
+    if too_old is not None:
+        raise ConfigError(f"device {asked!r} cannot be used: {too_old}; use cpu or auto")
+    return device
 
 
 def parameters(config: ModelConfig, active: bool = False) -> int:
@@ -209,6 +222,15 @@ def filled_banks(
         for bank in banks:
             bank.close()
         raise
+
+
+def _too_old(device: torch.device) -> str | None:
+    """Why the kernels, which compute in BF16, do not run on `device`."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) >= LEAST_CAPABILITY:
+        return None
+    least = ".".join(map(str, LEAST_CAPABILITY))
+    return f"{device} has compute capability {major}.{minor}, and {least} is needed"
 
 
 def _is_small(weights: int) -> bool:

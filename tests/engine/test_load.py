@@ -227,6 +227,7 @@ def test_auto_takes_the_device_for_models_that_are_not_small(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert choose_device("auto", 10**7) == torch.device("cpu")
     assert choose_device("auto", 10**10) == torch.device("cuda", 0)
     assert choose_device("cpu", 10**10) == torch.device("cpu")
@@ -234,6 +235,21 @@ def test_auto_takes_the_device_for_models_that_are_not_small(monkeypatch: pytest
     assert choose_device("cuda", 10**7) == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto", 10**10) == torch.device("cpu")
+
+
+def test_a_device_without_bf16_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(
+        ConfigError, match=r"'cuda:1' .*: cuda:1 has compute capability 7\.5, and 8\.0 is needed"
+    ):
+        choose_device("cuda:1", 10**10)
+    assert choose_device("auto", 10**10) == torch.device("cpu")
+    assert "the model runs on the CPU: cuda:0 has compute capability 7.5" in caplog.text
 
 
 def opened_of(model: Oracle, dtype: torch.dtype) -> Opened:

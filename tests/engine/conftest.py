@@ -24,7 +24,9 @@ def device() -> torch.device:
 
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        for item in items:
-            if isinstance(item, pytest.Function) and "device" in item.fixturenames:
-                item.add_marker(pytest.mark.gpu)
+    there = torch.cuda.is_available()
+    for item in items:
+        if there and isinstance(item, pytest.Function) and "device" in item.fixturenames:
+            item.add_marker(pytest.mark.gpu)
+        elif not there and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

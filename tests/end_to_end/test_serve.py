@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ftagent import demo
 from tests.support.command import PROGRAM, ftagent, private_environment
@@ -139,3 +140,13 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_3(
     assert "broken-model" in lines[0]
     assert words in lines[0]
     assert json.loads(done.stdout)["exit_code"] == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    done = ftagent("serve", "--device", "cuda", "--port", "0", directory=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "ftagent: device 'cuda' cannot be used: torch" in done.stderr
+    assert done.stderr.rstrip().endswith("use cpu or auto")
+    assert "Traceback" not in done.stderr

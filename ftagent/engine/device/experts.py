@@ -18,6 +18,8 @@ from ftagent.engine.experts.heat import Heat
 from ftagent.engine.options import Mode
 from ftagent.engine.stats import ExpertStats
 
+WARM_STEPS = 8  # after loading, threads, caches and address translation are cold: no measure of a mode
+
 log = logging.getLogger(__name__)
 
 
@@ -41,6 +43,7 @@ class DeviceExperts:
         self.mode = mode  # of the last decode step
         self._device_ns_per_token = device_ns_per_token
         self._served: StepCounters | None = None
+        self._steps = 0
         self._keep = keep  # memory and threads that others know by address
 
     @property
@@ -87,7 +90,8 @@ class DeviceExperts:
         if conductor.failed is not None:
             self._after_failure(conductor.failed, conductor.mode)
             return conductor.failed
-        if self._auto is not None:
+        self._steps += 1
+        if self._auto is not None and self._steps > WARM_STEPS:
             change = self._auto.record(self.mode, nanoseconds, step.misses, rows)
             if change is not None:
                 log.info("experts: mode %s instead of %s: %s", change.mode, change.before, change.reason)

@@ -155,10 +155,12 @@ def pool_size(machine: Machine, size: int) -> int:
     return max(min(wanted, machine.memory.available // 4), MOST_JOB * size)
 
 
-def thread_candidates(usual: int, cores: int) -> tuple[int, ...]:
-    """Numbers of threads worth trying, the usual one first."""
-    others = {math.ceil(usual * 0.75), usual - 1, usual + 1} - {usual}
-    return (usual, *sorted(count for count in others if 1 <= count <= cores))
+def thread_candidates(usual: int) -> tuple[int, ...]:
+    """Numbers of threads worth trying, the usual one first. None above it: alone they may be faster, but the
+    thread that serves a step and the one that waits for it need cores of their own.
+    """
+    others = {math.ceil(usual * 0.75), usual - 1} - {usual}
+    return (usual, *sorted(count for count in others if count >= 1))
 
 
 def _gpu(machine: Machine, device: int | None) -> tuple[Gpu | None, str | None]:
@@ -182,7 +184,7 @@ def _try_threads(
     try:
         if usual.way != "native":
             return ()
-        for count in thread_candidates(usual.threads, machine.cpu.cores)[1:]:
+        for count in thread_candidates(usual.threads)[1:]:
             teams[count] = open_passes(pool, count)
         probes = {str(count): _computing(team, MOST_JOB, 1) for count, team in teams.items()}
         samples = alternate(probes, options.seconds * THREADS_SHARE)

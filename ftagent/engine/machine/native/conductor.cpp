@@ -216,7 +216,9 @@ void Conductor::step() {
         flights_.forget_candidates();
         flights_.cancel_partial();
     }
+    if (executor_ && mode_ != OFFLOAD) executor_->keep_awake(true);
     for (int layer = 0; layer < setup_.layers && wait_post(layer); layer++) answer(layer);
+    if (executor_) executor_->keep_awake(false);
     uint32_t spins = 0;
     while (cpu_layer_ >= 0 || demand_layer_ >= 0) {
         pump();

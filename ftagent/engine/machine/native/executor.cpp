@@ -241,6 +241,8 @@ double Executor::read(const void* data, int64_t bytes, int64_t timeout_ns) {
 
 bool Executor::wait(int64_t timeout_ns) { return team_->wait(timeout_ns); }
 void Executor::wake() { team_->wake(); }
+
+void Executor::keep_awake(bool on) { team_->keep_awake(on); }
 bool Executor::usable() const { return job_->kernel && job_->scratch && team_->threads() > 0; }
 bool Executor::broken() const { return team_->broken(); }
 int Executor::stuck_worker() const { return team_->stuck_worker(); }

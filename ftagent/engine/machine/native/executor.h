@@ -49,6 +49,8 @@ class Executor {
 
     // A job is near: workers that sleep get up and spin for 2 ms.
     void wake();
+    // Between the parts of a step: workers without work spin and never sleep.
+    void keep_awake(bool on);
     // Seconds of one pass of all workers over `bytes` at `data` (64-byte aligned), only reading: what the kernels are
     // measured against. Negative: broken, busy or timed out.
     double read(const void* data, int64_t bytes, int64_t timeout_ns);

@@ -121,6 +121,11 @@ void Team::wake() {
     if (sleepers_.load(std::memory_order_relaxed) > 0) futex_wake(epoch_);
 }
 
+void Team::keep_awake(bool on) {
+    awake_.store(on, std::memory_order_relaxed);
+    if (on) wake();
+}
+
 bool Team::wait(int64_t timeout_ns) {
     const uint32_t epoch = epoch_.load(std::memory_order_relaxed);
     const auto ready = [&] { return finished_.load(std::memory_order_acquire) == epoch; };
@@ -186,6 +191,8 @@ void Team::work(Seat& seat) {
 bool Team::next(uint32_t seen) {
     const auto ready = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
     while (!spin(ready, spin_ns_)) {
+        // A crowded team may not spin on: somebody else needs the core.
+        if (awake_.load(std::memory_order_relaxed) && spin_ns_ == kSpinNs) continue;
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
         // The limit is a safety net: a wake that were lost would cost a second, not the process.
         while (epoch_.load(std::memory_order_seq_cst) == seen && !futex_wait(epoch_, seen, 1'000'000'000)) {

@@ -40,6 +40,8 @@ class Team {
     bool start(Body body, void* context, volatile uint32_t* done, uint32_t value);
     // Work is near: workers that sleep get up and spin, so that start() need not wake them.
     void wake();
+    // While set, workers without work spin and never sleep.
+    void keep_awake(bool on);
     // True when the work is done. False on time-out: the team is broken from then on.
     bool wait(int64_t timeout_ns);
     // Inside a body: until every worker has come here. False when the owner has given up: end at once.
@@ -68,6 +70,7 @@ class Team {
 
     int threads_;
     int64_t spin_ns_;
+    std::atomic<bool> awake_{false};
     Seat* seats_;
     int stuck_ = -1;
     Body body_ = nullptr;

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ftagent.engine.chunk import Chunk
+from ftagent.engine.device.experts import DeviceExperts
 from ftagent.engine.device.runner import DeviceRunner
 from ftagent.engine.experts.costs import CostModel
 from ftagent.engine.experts.native_executor import NativeExecutor
@@ -229,4 +230,30 @@ def test_closing_twice_ends_the_threads(tmp_path: Path, device: torch.device) ->
     runner.close()
     runner.close()
     assert executor.failed == "the expert executor is closed"
+    assert all(not bank.pinned for bank in runner.experts._tables.banks)
+
+
+@pytest.mark.parametrize("place", ["prepare", "fill"])
+@pytest.mark.parametrize("error", [RuntimeError("out of device memory"), KeyboardInterrupt()])
+def test_a_start_that_fails_gives_everything_back(
+    place: str, error: BaseException, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Oracle("qwen3_moe", tmp_path, 11, SMALL)
+    seen: list[DeviceRunner] = []
+
+    def prepare(runner: DeviceRunner) -> None:
+        seen.append(runner)
+        if place == "prepare":
+            raise error
+
+    def fill(experts: DeviceExperts, heat: object) -> None:
+        raise error
+
+    monkeypatch.setattr(DeviceRunner, "prepare", prepare)
+    monkeypatch.setattr(DeviceExperts, "fill", fill)
+    with pytest.raises(type(error)):
+        load_on(device, tmp_path, twin_options("hybrid", "4"), torch.float32)
+    (runner,) = seen
+    assert executor_of(runner).failed == "the expert executor is closed"
+    assert runner.experts is not None
     assert all(not bank.pinned for bank in runner.experts._tables.banks)

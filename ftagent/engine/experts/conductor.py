@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
+from collections.abc import Collection, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from dataclasses import astuple, dataclass
 from typing import NamedTuple, Protocol
 
@@ -256,6 +256,15 @@ class Conductor:
         """See ConductorOptions. The first layer of a step may take six times as long to be posted."""
         self._library.ft_conductor_watchdog(self._handle, int(watchdog_s * 1e9), int(post_s * 1e9))
 
+    def set_unlinked(self, layers: Collection[int]) -> None:
+        """Settles, and leaves the missing experts of `layers` to the CPU in mode hybrid: no look-ahead and no
+        backfill either. For layers whose host memory could not be registered, from where the driver's copies
+        block the thread that asks for them. In mode offload, and without a CPU side, they still come over
+        the link.
+        """
+        flags = (c_uint8 * self._layout.layers)(*(layer in layers for layer in range(self._layout.layers)))
+        self._library.ft_conductor_unlinked(self._handle, flags)
+
     def check_integrity(self) -> None:
         """Settle, then raise AssertionError when anything is left in flight or the tables disagree."""
         message = ctypes.create_string_buffer(_MESSAGE)
@@ -286,6 +295,7 @@ def _bind_all(library: ctypes.CDLL) -> None:
     bind(library, "ft_conductor_set_costs", None, handle, POINTER(_Costs))
     bind(library, "ft_conductor_costs", None, handle, POINTER(_Costs))
     bind(library, "ft_conductor_watchdog", None, handle, c_int64, c_int64)
+    bind(library, "ft_conductor_unlinked", None, handle, POINTER(c_uint8))
     for name in ("failure", "check"):
         kind = None if name == "failure" else c_int
         bind(library, f"ft_conductor_{name}", kind, handle, c_char_p, c_int)

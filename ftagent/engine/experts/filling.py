@@ -117,8 +117,8 @@ class BankFiller:
     def _report(self) -> None:
         layer, reason = min(self._refused)
         log.warning(
-            "%d of %d expert layers are not pinned (layer %d, %d bytes: %s): their experts reach the device "
-            "more slowly; raise the limit of locked memory (ulimit -l)",
+            "%d of %d expert layers are not pinned (first layer %d, %d bytes: %s): what they miss is left to "
+            "the CPU, or copied more slowly; raise the limit of locked memory (ulimit -l)",
             len(self._refused),
             len(self._layers),
             layer,

@@ -256,6 +256,68 @@ def test_a_hanging_worker_costs_one_step(
     goes_on(bench, "offload")
 
 
+def residents(bench: Bench, layer: int) -> set[int]:
+    """As the device sees it."""
+    return set(np.flatnonzero(bench.device.slot_of[layer] >= 0).tolist())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_without_a_link_are_left_to_the_cpu(
+    library: ctypes.CDLL, opened: list[Bench], seed: int
+) -> None:
+    """In hybrid nothing comes into their slots, whatever the costs; offload still fetches for them."""
+    case = Case("hybrid", 24, delay_s=60e-6)
+    bench = Bench(library, case, seed=40 + seed)
+    opened.append(bench)
+    drawn = bench.generator.permutation(case.layers)[: int(bench.generator.integers(1, case.layers))]
+    unlinked = set(drawn.tolist())
+    keys = [(layer, e) for e in range(4) for layer in range(case.layers)]
+    bench.device.fill(bench.policy, keys)
+    bench.conductor.set_unlinked(unlinked)
+    before = {layer: residents(bench, layer) for layer in unlinked}
+    asked = computed = fetched = 0
+    for step in range(40):
+        if step % 3 == 0:
+            bench.conductor.set_costs(bench.random_costs())
+        counters, _ = bench.step()
+        assert bench.conductor.failed is None
+        assert not bench.device.failed
+        assert counters.records_optimum <= counters.records_missed
+        asked += sum(counters.layer_misses[layer] for layer in unlinked)
+        computed += counters.cpu_experts
+        fetched += counters.records_fetched
+        for layer in unlinked:
+            now = residents(bench, layer)
+            assert now <= before[layer], "an expert came to a layer without a link"
+            before[layer] = now
+    assert computed >= asked > 0
+    assert fetched > 0, "the other layers have their link"
+    bench.check()
+    bench.conductor.set_mode("offload")
+    for _ in range(10):
+        bench.step()
+        assert bench.conductor.failed is None
+    assert any(residents(bench, layer) - before[layer] for layer in unlinked)
+    bench.conductor.set_mode("hybrid")
+    for _ in range(10):
+        bench.step()
+        assert bench.conductor.failed is None
+    bench.check()
+
+
+def test_layers_without_a_link_are_served_when_the_cpu_fails(
+    library: ctypes.CDLL, opened: list[Bench]
+) -> None:
+    bench = Bench(library, Case("hybrid", 24), seed=45)
+    opened.append(bench)
+    bench.conductor.set_unlinked(range(5))
+    bench.conductor.set_watchdog(0.1, 10)
+    bench.executor.stall_for_test(3.0)
+    bench.step()
+    assert bench.conductor.failed is not None
+    goes_on(bench, "offload")
+
+
 @pytest.mark.parametrize("case", [Case("offload", 24), Case("hybrid", 24)])
 def test_a_link_error_costs_one_step(
     library: ctypes.CDLL, opened: list[Bench], caplog: pytest.LogCaptureFixture, case: Case

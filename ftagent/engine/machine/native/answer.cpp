@@ -18,7 +18,7 @@ void Conductor::answer(int layer) {
     flights_.resolve(layer, wanted_.data());
     bool answered = true;
     if (parked) {
-        split();
+        split(layer);
         answered = assign(layer) && start_cpu(layer) && start_link(layer);
         if (answered) {
             keep_reserve(layer);
@@ -121,11 +121,11 @@ bool Conductor::classify(int layer, bool* parked) {
     return true;
 }
 
-void Conductor::split() {
+void Conductor::split(int layer) {
     const int count = int(misses_.size());
     const int64_t now = now_ns();
     const int64_t busy = link_.idle() ? 0 : std::max<int64_t>(piece_ends_ - now, 0);
-    const SplitInput input{setup_.intermediate, setup_.grain, busy, 0, mode_.load(), MIN_GAIN_NS};
+    const SplitInput input{setup_.intermediate, setup_.grain, busy, 0, layer_mode(layer), MIN_GAIN_NS};
     cuts_.resize(count);
     choose_split(costs_, misses_.data(), count, input, cuts_.data());
     for (int i = 0; i < count; i++) needs_[missing_[i]].cut = cuts_[i];
@@ -214,9 +214,10 @@ bool Conductor::start_link(int layer) {
             need.ticket = flight->ticket;
         }
         if (need.cut > 0 && need.cut < records) counts_.split++;
-        if (need.cut == 0 && mode_ == HYBRID) flights_.offer_backfill(layer, need.expert);
+        if (need.cut == 0 && layer_mode(layer) == HYBRID) flights_.offer_backfill(layer, need.expert);
     }
     optimum_due_ = !missing_.empty();
+    optimum_mode_ = unlinked_[layer] ? CPU : HYBRID;
     if (demand_records_ == 0) return true;
     if (was_idle) link_moved_ = now_ns();
     demand_started_ = now_ns();
@@ -277,7 +278,7 @@ void Conductor::write_plan(int layer) {
 }
 
 void Conductor::look_ahead(int layer) {
-    if (setup_.guesses == 0 || layer + 1 == setup_.layers || mode_ == CPU) return;
+    if (setup_.guesses == 0 || layer + 1 == setup_.layers || layer_mode(layer + 1) == CPU) return;
     const int count = rows_ * setup_.guesses;
     flights_.expect(layer + 1, array(setup_.offsets.guess, int64_t(layer) * setup_.rows * setup_.guesses), count);
 }

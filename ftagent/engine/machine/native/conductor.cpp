@@ -54,6 +54,7 @@ Conductor::Conductor(const ConductorSetup& setup)
       shown_costs_(setup.costs),
       costs_(setup.costs),
       layer_counts_(2 * setup.layers),
+      unlinked_(setup.layers, 0),
       need_of_(setup.experts),
       stamp_(setup.experts, 0),
       next_pair_(pairs_max_),
@@ -129,6 +130,11 @@ CostModel Conductor::costs() {
 void Conductor::set_watchdog(int64_t watchdog_ns, int64_t post_ns) {
     watchdog_ns_ = watchdog_ns;
     post_ns_ = post_ns;
+}
+
+void Conductor::set_unlinked(const uint8_t* unlinked) {
+    settle();
+    unlinked_.assign(unlinked, unlinked + setup_.layers);
 }
 
 std::string Conductor::failure() {
@@ -304,7 +310,7 @@ void Conductor::finish_cpu() {
 void Conductor::find_optimum() {
     if (!optimum_due_ || cpu_layer_ >= 0 || demand_layer_ >= 0) return;
     optimum_due_ = false;
-    const SplitInput input{setup_.intermediate, setup_.grain, 0, 0, HYBRID, 0};
+    const SplitInput input{setup_.intermediate, setup_.grain, 0, 0, optimum_mode_, 0};
     const int count = int(misses_.size());
     cuts_.resize(count);
     choose_split(costs_, misses_.data(), count, input, cuts_.data());

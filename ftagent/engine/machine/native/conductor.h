@@ -68,6 +68,9 @@ class Conductor {
     void set_costs(const CostModel& costs);
     CostModel costs();
     void set_watchdog(int64_t watchdog_ns, int64_t post_ns);
+    // unlinked: [layers], not 0 where copies would block this thread (host memory that could not be registered): in
+    // mode hybrid the CPU computes all that such a layer misses. Settles first.
+    void set_unlinked(const uint8_t* unlinked);
     std::string failure();
     bool check_integrity(char* message, size_t size);  // settles first
 
@@ -103,7 +106,7 @@ class Conductor {
     bool gather(int layer);
     void add_pair(int pair, int expert, int seen);
     bool classify(int layer, bool* parked);
-    void split();
+    void split(int layer);
     bool assign(int layer);
     bool take_slot(int layer, Need& need);
     bool start_cpu(int layer);
@@ -114,6 +117,7 @@ class Conductor {
     void look_ahead(int layer);
     void unpin_hits();
     int32_t effective(int32_t mode) const;
+    int32_t layer_mode(int layer) const { return unlinked_[layer] && mode_ == HYBRID ? int32_t(CPU) : mode_.load(); }
 
     int32_t* array(int64_t offset, int64_t index) const {
         return reinterpret_cast<int32_t*>(setup_.mailbox + uint64_t(offset)) + index;
@@ -154,6 +158,7 @@ class Conductor {
     StepCounts counts_{};
     std::vector<int64_t> layer_counts_;
     bool failed_ = false, settled_ = true;
+    std::vector<uint8_t> unlinked_;     // by layer; see set_unlinked
     std::vector<Need> needs_;
     std::vector<int32_t> need_of_;      // by expert: index into needs_, valid where stamp_ is now
     std::vector<uint32_t> stamp_;
@@ -174,6 +179,7 @@ class Conductor {
     int64_t demand_started_ = 0, demand_records_ = 0;
     uint32_t demand_mark_ = 0;
     bool optimum_due_ = false;
+    int32_t optimum_mode_ = HYBRID;     // of the layer that it is due for: CPU where that was not free to fetch
     int64_t piece_ends_ = 0;            // when the piece under way is expected to land
     uint32_t link_seen_ = 0;
     int64_t link_moved_ = 0;            // when the link last completed something or began

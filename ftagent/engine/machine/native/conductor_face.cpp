@@ -26,6 +26,10 @@ FT_API void ft_conductor_costs(void* handle, ft::CostModel* out) { *out = conduc
 FT_API void ft_conductor_watchdog(void* handle, int64_t watchdog_ns, int64_t post_ns) {
     conductor(handle)->set_watchdog(watchdog_ns, post_ns);
 }
+// unlinked: uint8 [layers].
+FT_API void ft_conductor_unlinked(void* handle, const uint8_t* unlinked) {
+    conductor(handle)->set_unlinked(unlinked);
+}
 FT_API void ft_conductor_failure(void* handle, char* message, int size) {
     snprintf(message, size_t(size), "%s", conductor(handle)->failure().c_str());
 }

@@ -119,6 +119,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         vram=None if settings.vram is None else str(settings.vram),
         ram=None if settings.ram is None else str(settings.ram),
         constrain_tools=settings.constrain_tools,
+        keep_prefixes=True,
     )
 
 

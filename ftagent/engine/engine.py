@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, Health, ModelInfo
 from ftagent.engine.context.anchors import PrefixCache
+from ftagent.engine.context.tiers import PrefixStore
 from ftagent.engine.meters import aged
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.prepare import Preparer
@@ -54,8 +56,12 @@ class _Calls:
 class LocalEngine:
     """A model that runs in this process. `scheduler` may be watched in tests; only the worker uses it."""
 
-    def __init__(self, runner: Steps, preparer: Preparer, options: EngineOptions) -> None:
+    def __init__(
+        self, runner: Steps, preparer: Preparer, options: EngineOptions, store: PrefixStore | None = None
+    ) -> None:
+        """`store`: where prefixes go that leave the pools; it is closed with the engine."""
         self._preparer = preparer
+        self._store = store
         self._runner = runner
         self._closing = threading.Lock()
         self._closed = False
@@ -63,7 +69,7 @@ class LocalEngine:
         self.scheduler = Scheduler(
             runner.kv,
             runner.recurrent,
-            PrefixCache(runner.kv, runner.recurrent, anchors_for(runner.recurrent.slot_bytes)),
+            PrefixCache(runner.kv, runner.recurrent, anchors_for(runner.recurrent.slot_bytes), store),
             runner.copy_page,
             max_running=options.max_running,
             max_waiting=options.max_waiting,
@@ -114,7 +120,7 @@ class LocalEngine:
 
     def stats(self) -> Snapshot:
         """See `api.Engine.stats`."""
-        return aged(self._worker.snapshot)
+        return replace(aged(self._worker.snapshot), divergence=self._preparer.watch.newest)
 
     def close(self) -> None:
         """See `api.Engine.close`. What was learnt about the experts is kept for the next start."""
@@ -129,6 +135,8 @@ class LocalEngine:
 
                     keep_heat(self._model.fingerprint, self._runner.experts)
             finally:
+                if self._store is not None:
+                    self._store.close()
                 self._runner.close()
 
 
@@ -143,6 +151,7 @@ def start_engine(options: EngineOptions) -> LocalEngine:
     """Load the model of `options` and start its engine. Blocks. Raises LoadFailed and ConfigError."""
     from ftagent import demo
     from ftagent.engine.load import load_runner  # loads torch
+    from ftagent.engine.prefixes import store_for
 
     directory = demo.directory() if options.model == "demo" else Path(options.model).expanduser()
     runner = load_runner(directory, options)
@@ -150,7 +159,7 @@ def start_engine(options: EngineOptions) -> LocalEngine:
         preparer = Preparer.from_directory(
             directory, runner.info, constrain=options.constrain_tools, seed=options.seed
         )
-        return LocalEngine(runner, preparer, options)
+        return LocalEngine(runner, preparer, options, store_for(runner, directory, options))
     except BaseException:  # an interrupt too must not leave threads and registered memory behind
         runner.close()
         raise

@@ -20,6 +20,7 @@ class EngineOptions:
     bounds the prompt tokens of one step. `reference` leaves out, on a device, what this engine adds to the
     common way: chunks of 8,192 tokens that stream every expert of every layer through a double buffer and
     keep none of them, least recently used slots, whole experts on either side, no look-ahead, no backfill.
+    `keep_prefixes`: what agents' prompts begin with is kept in files for later runs.
     """
 
     model: str = "demo"
@@ -36,3 +37,4 @@ class EngineOptions:
     ram: str | None = None
     constrain_tools: Literal["auto", "required"] | None = None
     reference: bool = False
+    keep_prefixes: bool = False

@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 
 from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, ModelInfo, SamplingParams
-from ftagent.engine.context.marks import choose_marks, stable_head
+from ftagent.engine.context.divergence import PromptWatch
+from ftagent.engine.context.marks import choose_marks, shared_head, stable_head
 from ftagent.engine.prompt.grammar import constraint_for
 from ftagent.engine.prompt.parsers import ReplyForm, ReplyParser, detect_form
 from ftagent.engine.prompt.template import ChatTemplate, RenderedPrompt
@@ -61,6 +62,7 @@ class Preparer:
         self._added = frozenset(tokenizer.added_tokens.values())
         self._markers = frozenset(tokenizer.added_tokens)
         self._eos = frozenset(tokenizer.eos_ids)
+        self.watch = PromptWatch()
         self.vocab = min(info.vocab, tokenizer.vocab_size)
 
     @classmethod
@@ -102,14 +104,17 @@ class Preparer:
         boundaries = prompt.rendered.boundaries if prompt.rendered else ()
         length = self._check_length(prompt.token_ids)
         room = self._info.context - length
+        self._watch(request, prompt)
         number = next(self._numbers)
+        marks = choose_marks(boundaries, length)
         job = Job(
             id=request.id or f"request-{number}",
             tokens=list(prompt.token_ids),
             limit=length + min(room, params.max_tokens or room),
-            marks=choose_marks(boundaries, length),
+            marks=marks,
             head=stable_head(boundaries, length),
             agent=isinstance(request.prompt, Conversation) and bool(request.prompt.tools),
+            lasting=shared_head(boundaries, marks),
         )
         return Task(
             job=job,
@@ -168,6 +173,21 @@ class Preparer:
             thinking_open=prompt.rendered is not None and prompt.rendered.thinking_open,
             text_of=lambda token: tokenizer.decode([token]),
         )
+
+    def _watch(self, request: GenerateRequest, prompt: _Prompt) -> None:
+        """Say it once for each conversation when its prompts change where they should not."""
+        if not isinstance(request.prompt, Conversation) or prompt.rendered is None:
+            return
+        messages = request.prompt.messages
+        begins = next((message.text for message in messages if message.role == "user"), "")
+        conversation = (request.session, hash(begins), bool(request.prompt.tools))
+        found = self.watch.note(conversation, prompt.token_ids, prompt.rendered.boundaries)
+        if found is not None:
+            log.warning(
+                "turn %d of a conversation differs from the one before at token %d, in block %s: %d tokens "
+                "behind it are computed again; look for a date, a counter or the like there",
+                *(found.turn, found.token, found.block, found.lost),
+            )
 
     def _check_length(self, token_ids: Sequence[int]) -> int:
         """The prompt must leave room for one token of reply at least."""

@@ -15,6 +15,7 @@ import torch
 
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.chunk import Chunk
+from ftagent.engine.context.contents import TorchContents
 from ftagent.engine.context.pages import PagePool
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.logits import Later
@@ -46,6 +47,7 @@ class Runner:
         self.recurrent = recurrent
         self.experts = experts
         self.info = info
+        self.contents = TorchContents(model.pools.kv, recurrent)
         self._threads = torch.get_num_threads()
         self._small = 4 * info.active_parameters <= CACHED_BYTES
 

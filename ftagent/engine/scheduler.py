@@ -33,7 +33,8 @@ class Job:
 
     `limit` bounds prompt and reply together. `marks` are prompt positions, in order, at which a chunk ends
     so that the state there can be kept. `head` prompt tokens stay as they are in later turns; None: all.
-    `agent`: more turns are to be expected, as it offers tools. `computed` tokens are in `pages` and in the
+    `agent`: more turns are to be expected, as it offers tools. The state at mark `lasting` is kept for later
+    runs, 0: none. `computed` tokens are in `pages` and in the
     state of `slot`.
     """
 
@@ -43,6 +44,7 @@ class Job:
     marks: tuple[int, ...] = ()
     head: int | None = None
     agent: bool = False
+    lasting: int = 0
     prompt: int = field(init=False)
     pages: list[int] = field(init=False, default_factory=list)
     slot: int | None = field(init=False, default=None)
@@ -243,6 +245,9 @@ class Scheduler:
         # large enough, a cold start is the only way.
         if not warm and (self.running or not self._fits(job, None)):
             return False
+        if self.prefix.fetch(job.key(), len(job.tokens), match):
+            match = self.prefix.find(job.key(), len(job.tokens))
+            warm = self._fits(job, match)
         if job.visit is None:  # else it comes back
             job.visit = self.prefix.begin(match, self._head(job), job.marks, agent=job.agent)
         job.slot = self._states.allocate()
@@ -314,7 +319,9 @@ class Scheduler:
     def _keep(self, job: Job, position: int, *, mark: bool) -> None:
         assert job.slot is not None, "a request that ran holds a slot"
         assert job.visit is not None, "a request that ran has been admitted"
-        self.prefix.keep(job.key(), position, job.pages, job.slot, job.visit, mark=mark)
+        anchor = self.prefix.keep(job.key(), position, job.pages, job.slot, job.visit, mark=mark)
+        if anchor is not None and position == job.lasting:
+            self.prefix.save(anchor)
 
     def _head(self, job: Job) -> int:
         return job.prompt if job.head is None else job.head

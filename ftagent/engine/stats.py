@@ -57,6 +57,20 @@ class ExpertStats(NamedTuple):
         return self.recent_hits / seen if seen else None
 
 
+class Divergence(NamedTuple):
+    """Where a prompt left the one before it in the same conversation, instead of going on behind it.
+
+    `block` is a kind and the number of its message ("system[0]", "tools"), `lost` the tokens of the prompt
+    before that stood behind. `volatile`: in a block that clients usually leave as it is.
+    """
+
+    turn: int  # of the conversation, from 1
+    token: int
+    block: str
+    lost: int
+    volatile: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RequestStats:
     """A finished request, for the request pane and the log."""
@@ -90,3 +104,4 @@ class Snapshot:
     recent_requests: tuple[RequestStats, ...] = ()
     context_used: int = 0  # tokens of the longest running request
     anchors_skipped: int = 0  # times a state could not be kept because its pool was full
+    divergence: Divergence | None = None  # the newest volatile span that a prompt was found to have

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ftagent.engine.context.pools import Pages, States
+from ftagent.engine.context.tiers import Contents, PrefixStore, Segment
 from ftagent.engine.context.tree import Anchor, Key, Line, Node, Path, PrefixTree
 from ftagent.engine.context.value import Order, Rank, may_displace, rank_of, worth
 
+_NOBODY = 1 << 62  # a prompt that long continues what was brought back
 NS_PER_TOKEN = 1_000_000  # of prefill; only its ratio to bytes counts, and that is the same for all anchors
 
 
@@ -52,13 +54,15 @@ class Visit:
 class PrefixCache:
     """At most `capacity` snapshots over one page pool and one state pool; with 0 nothing is kept at all.
 
-    Where states have no bytes only the pages bound what is kept.
+    Where states have no bytes only the pages bound what is kept. With a `store`, what conversations lose here
+    can be brought back from there.
     """
 
-    def __init__(self, pages: Pages, states: States, capacity: int) -> None:
+    def __init__(self, pages: Pages, states: States, capacity: int, store: PrefixStore | None = None) -> None:
         self._pages = pages
         self._states = states
         self._capacity = max(capacity, 0)
+        self._store = store
         self._tree = PrefixTree(pages)
         self._stateful = states.slot_bytes > 0
         self._count = 0  # anchors
@@ -114,11 +118,11 @@ class PrefixCache:
 
     def keep(
         self, key: Key, position: int, pages: Sequence[int], slot: int, visit: Visit, *, mark: bool
-    ) -> bool:
+    ) -> Anchor | None:
         """Make an anchor behind the first `position` ids of `key`, whose KV fills `pages` from the first and
         whose state is in `slot`. Without `mark` it gives way to the request's next one.
 
-        Returns False, and counts it in `skipped`, when there is no room for one.
+        Returns None, and counts it in `skipped`, when there is no room for one.
         """
         path = self._tree.walk(key, position)
         found = path.deepest(position) if path.matched == position else None
@@ -128,8 +132,10 @@ class PrefixCache:
                 replaced.snapshot = None  # before the new one takes memory
             elif not self._make_snapshot_room(visit):
                 self.skipped += 1
-                return False
-            found = self._attach(self._tree.add(key, position, pages), position, slot, visit.line)
+                return None
+            found = self._attach(
+                self._tree.add(key, position, pages), position, self._snapshot(slot), visit.line
+            )
             visit.rolling = None if mark else found
         if replaced is not None and replaced is not found:
             replaced.node.anchors.remove(replaced)
@@ -138,7 +144,40 @@ class PrefixCache:
         if mark:
             found.mark = True
             visit.marks.append(found)
-        return True
+        return found
+
+    def save(self, anchor: Anchor) -> None:
+        """Let the prefix that ends with `anchor` outlive the process, if there is a store."""
+        if self._store is not None:
+            self._write(self._store, anchor, 0, lasting=True)
+
+    def fetch(self, key: Key, length: int, match: Match) -> bool:
+        """Bring back what the store has behind `match`, for a prompt of `length` ids. False when it has
+        nothing worth the copy or there is no room for it.
+        """
+        if self._store is None:
+            return False
+        chain = self._store.chain(key, length - 1, match.position, match.matched)
+        if not chain:
+            return False
+        size, end = self._pages.page_size, chain[-1].position
+        first = max(chain[0].first, min(match.matched, end) // size)
+        pages = match.path.pages(first * size, size)
+        self._pages.retain(pages)  # so that making room cannot free them
+        wanted = -(-end // size) - first
+        visit = Visit(Line(_NOBODY, agent=True))
+        room = self.make_room(wanted) and self._make_snapshot_room(visit)
+        if room:
+            pages += self._pages.allocate(wanted, after=pages[-1] if pages else None)
+            for segment in chain:
+                self._bring_back(self._store.contents, segment, pages, first)
+            snapshot = self._store.contents.unpack(chain[-1].state) if self._stateful else None
+            anchor = self._attach(self._tree.add(key, end, pages), end, snapshot, visit.line)
+            anchor.mark = True
+            self._use(anchor)
+            self._store.restored_tokens += end - match.position
+        self._pages.release(pages)
+        return room
 
     def end(self, visit: Visit, position: int, strip: int) -> None:
         """A request has ended at `position`. Its conversation goes on from there, or from the deepest mark up
@@ -201,8 +240,26 @@ class PrefixCache:
         holders = self._tree.path_holds(node, len(node.pages) - 1)
         return node.end == position and self._pages.references(pages[-1]) == holders
 
-    def _attach(self, node: Node, position: int, slot: int, line: Line) -> Anchor:
-        snapshot = self._states.snapshot(slot) if self._stateful else None
+    def _snapshot(self, slot: int) -> Any:
+        return self._states.snapshot(slot) if self._stateful else None
+
+    def _bring_back(self, contents: Contents, segment: Segment, pages: Sequence[int], first: int) -> None:
+        """Write a segment's pages, those from number `first` on, into `pages`, which begin with number 0."""
+        count = len(segment.pages) // max(contents.page_bytes, 1)
+        begin = max(segment.first, first)
+        end = min(segment.first + count, len(pages))
+        if begin >= end:
+            return
+        data = memoryview(segment.pages)[(begin - segment.first) * contents.page_bytes :]
+        contents.write_pages(pages[begin:end], data[: (end - begin) * contents.page_bytes])
+
+    def _write(self, store: PrefixStore, anchor: Anchor, first: int, *, lasting: bool) -> None:
+        """Copy what lies before `anchor`, from page number `first` on, into the store."""
+        key = anchor.node.key(anchor.position)
+        pages = self._tree.walk(key, anchor.position).pages(anchor.position, self._pages.page_size)
+        store.save(key, first, pages[first:], anchor.snapshot, lasting=lasting)
+
+    def _attach(self, node: Node, position: int, snapshot: Any, line: Line) -> Anchor:
         self._count += 1
         anchor = Anchor(position, node, snapshot, line)
         insort(node.anchors, anchor, key=lambda other: other.position)
@@ -268,6 +325,8 @@ class PrefixCache:
         order = self._order(anchor)
         if order.rank is not Rank.NEWEST:
             self._level = max(self._level, order.level)
+        if self._store is not None and order.rank is not Rank.ONE_SHOT:
+            self._write(self._store, anchor, self._before(anchor) // self._pages.page_size, lasting=False)
         node = anchor.node
         node.anchors.remove(anchor)
         self._forget(anchor)

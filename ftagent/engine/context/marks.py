@@ -36,6 +36,14 @@ def choose_marks(boundaries: Sequence[Boundary], tokens: int) -> tuple[int, ...]
     return tuple(marks)
 
 
+def shared_head(boundaries: Sequence[Boundary], marks: Sequence[int]) -> int:
+    """The deepest mark in what an agent's requests have in common, its system text and tools; 0 for none."""
+    ends = [edge.position for edge in boundaries if edge.kind in ("system_end", "tools_end")]
+    user = min((edge.position for edge in boundaries if edge.kind == "user"), default=0)
+    end = max((position for position in ends if position <= user), default=0)
+    return max((mark for mark in marks if mark <= end), default=0)
+
+
 def stable_head(boundaries: Sequence[Boundary], tokens: int) -> int:
     """How much of a prompt the next turn leaves as it is: all of it, or what stands before the first thinking
     block behind the last user message.

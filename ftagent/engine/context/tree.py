@@ -87,6 +87,15 @@ class Node:
         place = bisect_right(self.anchors, position, key=_position)
         return self.anchors[place - 1] if place else None
 
+    def key(self, position: int) -> bytes:
+        """All ids of the path up to `position`, which lies in this node."""
+        runs = [self.run[: (position - self.start) * ID_BYTES]]
+        above = self.parent
+        while above is not None:
+            runs.append(above.run)
+            above = above.parent
+        return b"".join(reversed(runs))
+
 
 class Path(NamedTuple):
     """The nodes that a prefix runs through, and how many of its tokens they hold."""
@@ -256,6 +265,11 @@ class PrefixTree:
             node = child
         self._pages.retain(fresh)
         return node
+
+
+def common_ids(first: Key, second: Key) -> int:
+    """How many ids `first` and `second` begin with in common."""
+    return _common(first, 0, second, min(len(first), len(second)) // ID_BYTES)
 
 
 def _position(anchor: Anchor) -> int:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.scheduler import Job
 from tests.engine.context.replays import Book, Talk, new_job, new_part, render
-from tests.engine.test_scheduler import Bench, reply
+from tests.engine.context.test_tiers import tiered
+from tests.engine.test_scheduler import reply
 from tests.support.toy import ToyRunner, ToyStates, cold_tokens, entry, toy_logits
 
 AMPLE = 16_000  # pages of four tokens: nothing has to go
@@ -69,7 +70,9 @@ class Script:
         pages = pages * 4 // size
         runner = ToyRunner(pages, 4, size, 700) if stateful else Stateless(pages, 4, size, 700)
         anchors = 10_000 if ample else dice.choice([1, 3, 8, 20])
-        self.bench = Bench(runner, anchors, chunk_tokens=dice.choice([16, 64, 512]), max_running=4)
+        chunk = dice.choice([16, 64, 512])
+        host = 0 if ample else dice.choice([0, 10_000, 100_000])
+        self.bench = tiered(runner, host=host, anchors=anchors, chunk_tokens=chunk, max_running=4)
         self.book = Book(stateful)
         self.system, self.tools = new_part("system", dice, 2, 60), new_part("tools", dice, 2, 80)
         self.talks = [Talk.start(dice, self.system, self.tools) for _ in range(dice.randrange(1, 5))]

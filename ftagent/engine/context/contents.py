@@ -1,0 +1,72 @@
+"""Bytes of KV pages and recurrent states, for the tiers below the pools. Knows tensors, not their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from ftagent.engine.context.pages import PAGE_TOKENS, KvStorage, token_runs
+from ftagent.engine.context.recurrent import StatePool, StateSnapshot
+
+
+class TorchContents:
+    """Implements `tiers.Contents` for one KV storage and one state pool, by copies through host memory.
+
+    Pages: for each page, layer by layer, [2 * heads, PAGE_TOKENS, head_dim] in the storage's dtype. State:
+    conv, then recurrent, as `StateSnapshot` has them.
+    """
+
+    def __init__(self, storage: KvStorage, states: StatePool) -> None:
+        self._storage = storage
+        self._states = states
+        self.dtype = storage.layer(0).dtype if storage.shape.layers else torch.float32
+        self.page_bytes = storage.shape.page_bytes(self.dtype)
+
+    def read_pages(self, pages: Sequence[int]) -> bytes:
+        held = torch.empty(len(pages), *self._page_shape(), dtype=self.dtype)
+        for layer in range(self._storage.shape.layers):
+            begin = 0
+            for first, tokens in self._runs(pages):
+                count = tokens // PAGE_TOKENS
+                run = self._run(layer, first, tokens)  # [2 * heads, tokens, head_dim]
+                run = run.reshape(run.shape[0], count, PAGE_TOKENS, run.shape[2]).transpose(0, 1)
+                held[begin : begin + count, layer].copy_(run)
+                begin += count
+        return held.view(torch.uint8).numpy().tobytes()
+
+    def write_pages(self, pages: Sequence[int], data: memoryview) -> None:
+        assert len(data) == len(pages) * self.page_bytes, "contents of other pages"
+        if not len(data):
+            return
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self.dtype)
+        held = flat.view(len(pages), *self._page_shape())
+        for layer in range(self._storage.shape.layers):
+            stored = held[:, layer].transpose(0, 1).flatten(1, 2)  # [2 * heads, pages * tokens, head_dim]
+            begin = 0
+            for first, tokens in self._runs(pages):
+                self._run(layer, first, tokens).copy_(stored[:, begin : begin + tokens])
+                begin += tokens
+
+    def pack(self, snapshot: StateSnapshot) -> bytes:
+        return b"".join(part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in snapshot)
+
+    def unpack(self, data: bytes) -> StateSnapshot:
+        conv, recurrent = self._states.conv, self._states.recurrent
+        shapes = [(pool.shape[0], *pool.shape[2:]) for pool in (conv, recurrent)]
+        sizes = [prod(shape) for shape in shapes]
+        flat = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        assert len(flat) == sum(sizes), "a state of another shape"
+        parts = [flat[: sizes[0]].view(shapes[0]), flat[sizes[0] :].view(shapes[1])]
+        return StateSnapshot(parts[0].to(conv.device), parts[1].to(recurrent.device))
+
+    def _page_shape(self) -> tuple[int, int, int, int]:
+        shape = self._storage.shape
+        return shape.layers, 2 * shape.heads, PAGE_TOKENS, shape.head_dim
+
+    def _runs(self, pages: Sequence[int]) -> list[tuple[int, int]]:
+        return token_runs(pages, 0, len(pages) * PAGE_TOKENS)
+
+    def _run(self, layer: int, first: int, tokens: int) -> torch.Tensor:
+        return self._storage.layer(layer)[:, first : first + tokens]

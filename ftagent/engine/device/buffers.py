@@ -55,13 +55,12 @@ class StepOutputs:
     def __init__(self, logits: torch.Tensor, fail: torch.Tensor) -> None:
         batch, device = len(logits), logits.device
         pinned = device.type == "cuda"
-        best = min(BEST, logits.shape[1])
         self.logits = logits
-        self.values = torch.zeros(batch, best, dtype=torch.float32, device=device)
-        self.ids = torch.zeros(batch, best, dtype=torch.int32, device=device)
+        self.values = torch.zeros(batch, BEST, dtype=torch.float32, device=device)
+        self.ids = torch.zeros(batch, BEST, dtype=torch.int32, device=device)
         self._fail = fail
-        self._host_values = torch.zeros(batch, best, dtype=torch.float32, pin_memory=pinned)
-        self._host_ids = torch.zeros(batch, best, dtype=torch.int32, pin_memory=pinned)
+        self._host_values = torch.zeros(batch, BEST, dtype=torch.float32, pin_memory=pinned)
+        self._host_ids = torch.zeros(batch, BEST, dtype=torch.int32, pin_memory=pinned)
         self._host_fail = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
 
     def download(self) -> None:

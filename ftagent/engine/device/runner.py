@@ -57,6 +57,8 @@ class DeviceRunner:
         if not self._steps:  # no native library to serve misses: decode rows take the way of prompts
             decode = []
         most = self._steps[-1].batch if self._steps else 1
+        if self.experts is not None:
+            most = min(most, self.experts.most_rows or most)
         parts = [decode[first : first + most] for first in range(0, len(decode), most)]
         step = DeviceStep(self, chunks, parts)
         step.begin()
@@ -163,9 +165,8 @@ class DeviceStep:
         if not wanted:
             return
         logits = logits.contiguous()
-        count = min(BEST, logits.shape[1])
-        values = torch.empty(len(wanted), count, device=logits.device)
-        ids = torch.empty(len(wanted), count, dtype=torch.int32, device=logits.device)
+        values = torch.empty(len(wanted), BEST, device=logits.device)
+        ids = torch.empty(len(wanted), BEST, dtype=torch.int32, device=logits.device)
         rows = torch.tensor([len(wanted)], dtype=torch.int32, device=logits.device)
         candidates(logits, values, ids, rows)
         found_ids, found = ids.cpu().numpy(), values.cpu().numpy()
@@ -192,4 +193,5 @@ class DeviceLogits:
 
 def _best(ids: np.ndarray[tuple[int], np.dtype[np.int32]], values: Row) -> Best:
     order = np.argsort(ids)
+    order = order[np.searchsorted(ids[order], 0) :]  # a small vocabulary leaves places empty: id -1
     return Best(ids[order].astype(np.intp), values[order])

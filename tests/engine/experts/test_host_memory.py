@@ -83,6 +83,7 @@ def test_cuda_registers_and_copies_at_once() -> None:
     values = torch.randn(4, 256, 3, 512).bfloat16()
     for expert in range(4):
         bank.records(expert).copy_(values[expert])
+    torch.zeros(1, device="cuda")  # torch looks for pinned memory only once it has a context
     assert bank.pin(CudaRegistrar(torch.device("cuda", torch.cuda.current_device()))) is None
     assert bank.records(2).is_pinned()
     assert torch.equal(bank.records(2).to("cuda", non_blocking=True).cpu(), values[2])

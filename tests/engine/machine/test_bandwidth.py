@@ -237,9 +237,11 @@ def test_the_link_brings_the_experts() -> None:
     link = LinkBench(pool, 0)
     try:
         link._target.fill_(7)
+        torch.cuda.synchronize()  # the link's stream does not wait for this one
         assert link.linear() > 0
         assert torch.equal(link._target.cpu(), torch.from_numpy(pool.rows.reshape(-1)))
         link._target.fill_(7)
+        torch.cuda.synchronize()  # the link's stream does not wait for this one
         assert link.experts(pool.experts) > 0
         assert torch.equal(link._slots.cpu(), torch.from_numpy(pool.rows)[:, : expert_bytes(pool.sizes)])
         with link.busy() as busy:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ftagent.engine.machine.probe import Machine
     from ftagent.engine.machine.record_threads import ExpertSizes
     from ftagent.engine.machine.rounds import Spread
+    from ftagent.engine.replays import AnchorsResult
 
 _BANDWIDTH_FLAGS = {"model": "DIR|demo", "device": "auto|cpu|cuda[:N]", "threads": "N"}
 
@@ -119,6 +120,57 @@ def prefill(tokens: int, repeats: int, reference: bool, as_json: bool, **flags: 
         from ftagent.engine.bench import bench_prefill
 
         _report("prefill", bench_prefill(engine, tokens=tokens, repeats=repeats), as_json)
+
+
+@command.command()
+@click.option(
+    "--system",
+    metavar="N",
+    type=click.IntRange(min=20),
+    default=600,
+    show_default=True,
+    help="Words of the system text.",
+)
+@json_flag
+@setting_flags(ENGINE_FLAGS)
+def anchors(system: int, as_json: bool, **flags: Any) -> None:
+    """What a turn costs after the edits that agents make.
+
+    Replays conversations that are appended to, stripped of thinking, compacted, forked and interleaved, and
+    compares with an engine that keeps nothing.
+    """
+    log_to_stderr()
+    settings = load_settings(flags).values
+    from ftagent.engine.replays import bench_anchors, run_replays
+
+    with open_engine(settings, keep_prefixes=False) as engine:
+        model, found = engine.model, run_replays(engine, system)
+    with open_engine(settings, keep_prefixes=False, anchors=0) as engine:
+        twin = run_replays(engine, system)
+    result = bench_anchors(model, found, twin)
+    if as_json:
+        from ftagent.engine.machine.probe import probe
+
+        emit({**_head("anchors", probe()), **asdict(result)})
+        return
+    for line in _anchor_lines(result):
+        click.echo(line)
+
+
+def _anchor_lines(result: AnchorsResult) -> Iterator[str]:
+    heads = ("turns", "prompt", "in common", "new", "recomputed", "reused", "first token", "cold", "equal")
+    yield f"{'tokens':<22}" + "".join(f"{head:>12}" for head in heads)
+    for replay in result.replays:
+        cells = (
+            *(f"{count:,}" for count in (replay.turns, replay.prompt, replay.common, replay.new)),
+            f"{replay.recomputed:,}",
+            f"{replay.reused_share:.1%}",
+            f"{1000 * replay.first_token_warm_s:.0f} ms",
+            f"{1000 * replay.first_token_cold_s:.0f} ms",
+            "yes" if replay.warm_equals_cold else "NO",
+        )
+        yield f"{replay.replay:<22}" + "".join(f"{cell:>12}" for cell in cells)
+    yield f"{'model':<22}{result.model} on {result.device}, {result.context} tokens of context"
 
 
 @command.command()

@@ -124,12 +124,13 @@ def engine_options(settings: Settings) -> EngineOptions:
 
 
 @contextlib.contextmanager
-def open_engine(settings: Settings, reference: bool = False) -> Iterator[LocalEngine]:
-    """Load the model, saying so on stderr; close the engine on the way out. `reference`: see EngineOptions.
+def open_engine(settings: Settings, reference: bool = False, **changes: Any) -> Iterator[LocalEngine]:
+    """Load the model, saying so on stderr; close the engine on the way out. `reference` and `changes`: see
+    EngineOptions.
 
     Raises LoadFailed or ConfigError.
     """
-    options = replace(engine_options(settings), reference=reference)
+    options = replace(engine_options(settings), reference=reference, **changes)
     began = time.monotonic()
     narrate(f"loading {options.model} ...")
     from ftagent.engine.engine import start_engine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,10 +66,11 @@ class LocalEngine:
         self._closing = threading.Lock()
         self._closed = False
         self._model = runner.info
+        anchors = anchors_for(runner.recurrent.slot_bytes) if options.anchors is None else options.anchors
         self.scheduler = Scheduler(
             runner.kv,
             runner.recurrent,
-            PrefixCache(runner.kv, runner.recurrent, anchors_for(runner.recurrent.slot_bytes), store),
+            PrefixCache(runner.kv, runner.recurrent, anchors, store),
             runner.copy_page,
             max_running=options.max_running,
             max_waiting=options.max_waiting,
@@ -117,6 +118,10 @@ class LocalEngine:
     def encode(self, text: str) -> list[int]:
         """Token ids of a raw text, as a text prompt would have them."""
         return self._preparer.encode(text)
+
+    def prompt_ids(self, conversation: Conversation) -> Sequence[int]:
+        """Token ids of the rendered prompt, as `generate` would see it now."""
+        return self._preparer.prompt_ids(conversation)
 
     def stats(self) -> Snapshot:
         """See `api.Engine.stats`."""

@@ -89,7 +89,11 @@ class Preparer:
 
     def count_tokens(self, conversation: Conversation) -> int:
         """Tokens of the rendered prompt."""
-        return len(self._template.render(conversation).token_ids)
+        return len(self.prompt_ids(conversation))
+
+    def prompt_ids(self, conversation: Conversation) -> Sequence[int]:
+        """The rendered prompt."""
+        return self._template.render(conversation).token_ids
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a raw prompt."""

@@ -16,6 +16,8 @@ from click.testing import CliRunner
 from ftagent.cli import cli
 from ftagent.commands import bench
 from ftagent.engine import bench as measuring
+from ftagent.engine import replays
+from ftagent.engine.api import ModelInfo
 from ftagent.engine.bench import DecodeResult, expert_figures
 from ftagent.engine.experts.calibration import costs_from
 from ftagent.engine.machine import bandwidth as module
@@ -33,6 +35,7 @@ from ftagent.engine.machine.profile import (
 )
 from ftagent.engine.machine.record_pool import expert_bytes, expert_sizes
 from ftagent.engine.machine.rounds import Spread
+from ftagent.engine.replays import Turn
 from ftagent.engine.stats import ExpertStats
 from ftagent.errors import ConfigError
 
@@ -209,3 +212,28 @@ def test_decode_reports_the_experts() -> None:
         "0.66 of the missing records fetched, 0.70 would be best",
     ):
         assert words in shown
+
+
+def test_anchors_replays_on_an_engine_that_keeps_prefixes_and_on_one_that_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[dict[str, Any]] = []
+
+    @contextmanager
+    def engine(settings: object, **changes: Any) -> Iterator[SimpleNamespace]:
+        opened.append(changes)
+        yield SimpleNamespace(model=ModelInfo(id="m", family="toy", context=4096, vocab=9))
+
+    def answer(engine: object, system: int) -> list[Turn]:
+        kept = "anchors" not in opened[-1]
+        second = Turn("append only", False, tuple(range(90)), (5,), 60 * kept, 0.25 if kept else 1.5)
+        return [Turn("append only", True, tuple(range(system)), (5,), 0, 1.0), second]
+
+    monkeypatch.setattr(bench, "open_engine", engine)
+    monkeypatch.setattr(replays, "run_replays", answer)
+    (found,) = json.loads(run("anchors", "--system", "60", "--json"))["replays"]
+    assert opened == [{"keep_prefixes": False}, {"keep_prefixes": False, "anchors": 0}]
+    assert (found["recomputed"], found["new"], found["reused_share"]) == (30, 30, 1.0)
+    assert (found["first_token_warm_s"], found["first_token_cold_s"]) == (0.25, 1.5)
+    shown = run("anchors", "--system", "60").splitlines()
+    assert shown[1].split() == "append only 1 90 60 30 30 100.0% 250 ms 1500 ms yes".split()

@@ -55,7 +55,9 @@ def find_divergence(
         return None
     kind, message = block_at(before[1], token)
     where = kind if message < 0 else f"{kind}[{message}]"
-    return Divergence(turn, token, where, length - token, volatile=kind in _STEADY)
+    # Where another block stands now, blocks were left out or put together, as in a compaction.
+    same = block_at(after[1], token) == (kind, message)
+    return Divergence(turn, token, where, length - token, volatile=same and kind in _STEADY)
 
 
 @dataclass(slots=True)

@@ -61,6 +61,13 @@ def test_a_prompt_that_goes_on_does_not_diverge() -> None:
     assert cut.token == 200
 
 
+def test_a_compaction_is_no_volatile_span() -> None:
+    summary = [edge for edge in EDGES if edge.kind != "user"]
+    found = find_divergence((token_key(PROMPT), EDGES), (token_key(changed(110)), summary), 2)
+    assert found is not None
+    assert (found.block, found.volatile) == ("user[1]", False)
+
+
 def test_a_volatile_span_is_told_once_for_each_conversation() -> None:
     watch = PromptWatch()
     assert watch.note("one", PROMPT, EDGES) is None

@@ -34,7 +34,7 @@ from ftagent.engine.models.gated_delta_net import state_shape
 from ftagent.engine.models.layers import Rope
 from ftagent.engine.models.registry import model_config
 from ftagent.engine.options import EngineOptions
-from ftagent.engine.planner import ModelSizes, Plan, plan_cpu, plan_device
+from ftagent.engine.planner import ModelSizes, Plan, no_memory, plan_cpu, plan_device
 from ftagent.engine.runner import Runner
 from ftagent.engine.steps import LoadedModel
 from ftagent.engine.weights.safetensors import Checkpoint, open_checkpoint
@@ -278,15 +278,27 @@ def _build_cpu(opened: Opened) -> Runner:
 def build_device(opened: Opened) -> DeviceRunner:
     """Dense weights, pools and some experts on a device, all experts in registered host memory.
 
-    Kernels are compiled and the decode chains captured while the banks fill.
+    Kernels are compiled and the decode chains captured while the banks fill. Raises LoadFailed when the
+    device has less room than was planned with; nothing is left behind then.
     """
+    formats = tuple(ExpertFormat(opened.dtype) for _ in opened.formats)  # what is stored is converted once
+    sizes = model_sizes(opened, formats)
+    plan = _plan_device(opened, sizes)
+    try:
+        return _build_device(opened, formats, sizes, plan)
+    except torch.OutOfMemoryError as error:
+        reason = " ".join(str(error).split())[:160]
+    # Behind the handler: an error holds the frames it passed through, and those all that was allocated.
+    raise no_memory(str(opened.directory), plan, reason)
+
+
+def _build_device(
+    opened: Opened, formats: tuple[ExpertFormat, ...], sizes: ModelSizes, plan: Plan
+) -> DeviceRunner:
     from ftagent.engine.device.build import build_runner  # Triton, which a machine may lack
 
     config, options, dtype, device = opened.config, opened.options, opened.dtype, opened.device
-    formats = tuple(ExpertFormat(dtype) for _ in opened.formats)  # what is stored is converted once
-    sizes = model_sizes(opened, formats)
-    plan = _plan_device(opened, sizes)
-    registrar = CudaRegistrar(device) if device.type == "cuda" else None
+    registrar = _registrar(device)
     with ExitStack() as on_error:
         with filled_banks(opened, formats, registrar) as banks:
             for bank in banks:
@@ -308,10 +320,18 @@ def build_device(opened: Opened) -> DeviceRunner:
             on_error.callback(runner.close)
             runner.prepare()
         if runner.experts is not None:
+            if registrar is not None:
+                refused = [layer for layer, bank in enumerate(banks) if not bank.pinned]
+                runner.experts.leave_to_cpu(refused)
             heat = load_heat(heat_file(fingerprint(opened.checkpoint)), len(banks), config.experts)
             runner.experts.fill(heat)
         on_error.pop_all()
     return runner
+
+
+def _registrar(device: torch.device) -> Registrar | None:
+    """What makes host memory readable for `device`; None where that needs nothing."""
+    return CudaRegistrar(device) if device.type == "cuda" else None
 
 
 def _plan_device(opened: Opened, sizes: ModelSizes) -> Plan:

@@ -161,6 +161,16 @@ def prefill_bytes(sizes: ModelSizes, tokens: int) -> int:
     return rows + pairs * sizes.itemsize * (sizes.hidden + sizes.intermediate)
 
 
+def no_memory(where: str, plan: Plan, reason: str) -> LoadFailed:
+    """What to say when the device refuses memory that was planned: somebody else has taken it meanwhile, or
+    it lies in pieces.
+    """
+    return LoadFailed(
+        f"{where}: the device has no room for the {plan.device_bytes / GIB:.3f} GiB that were planned "
+        f"({_parts(plan.pools)}): {reason}; see what else uses it (nvidia-smi), or use less (--vram)"
+    )
+
+
 def choose_mode(asked: Mode, slots: int, experts: int) -> Mode:
     """The mode that will run. Raises ConfigError when the slots do not allow the one asked for."""
     if asked == "fused" and slots < experts:
@@ -192,10 +202,14 @@ def _must_fit(where: str, what: str, pools: tuple[Pool, ...], have: int, remedy:
     need = _sum(pools)
     if need <= have:
         return
-    parts = ", ".join(f"{pool.name} {pool.bytes / GIB:.3f}" for pool in pools if pool.bytes)
     raise LoadFailed(
-        f"{where}: needs {need / GIB:.3f} GiB of {what}, {have / GIB:.3f} GiB may be used ({parts}); {remedy}"
+        f"{where}: needs {need / GIB:.3f} GiB of {what}, {have / GIB:.3f} GiB may be used ({_parts(pools)}); "
+        f"{remedy}"
     )
+
+
+def _parts(pools: tuple[Pool, ...]) -> str:
+    return ", ".join(f"{pool.name} {pool.bytes / GIB:.3f}" for pool in pools if pool.bytes)
 
 
 def _sum(pools: tuple[Pool, ...]) -> int:

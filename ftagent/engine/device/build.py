@@ -1,12 +1,13 @@
 """Puts a device runner together: tables, conductor and mailbox, prefill, and the decode chains.
 
-Banks may still be filling while this runs; `fill_slots` comes when they are full. On CPU tensors under
-Triton's interpreter it builds the twin: the same parts with a loopback link. Reads no files.
+Banks may still be filling while this runs; `DeviceExperts.fill` comes when they are full. On CPU tensors
+under Triton's interpreter it builds the twin: the same parts with a loopback link. Reads no files.
 """
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from ftagent.engine.experts.mailbox import MailboxLayout
 from ftagent.engine.experts.native_executor import NativeExecutor, RecordShape, record_executor
 from ftagent.engine.experts.native_policy import NativePolicy
 from ftagent.engine.experts.policy import ExpertPolicy
+from ftagent.engine.experts.sizing import layer_floor
 from ftagent.engine.experts.slots import SlotStore
 from ftagent.engine.kernels.gpu.device import describe
 from ftagent.engine.kernels.gpu.expert_plan import HostArrays, StepTables, plan_experts
@@ -82,11 +84,30 @@ def build_runner(
     plan: DevicePlan,
     info: ModelInfo,
 ) -> DeviceRunner:
-    """A runner over `model`, whose pools have no experts yet. Its chains are not prepared: see `prepare`."""
+    """A runner over `model`, whose pools have no experts yet. Its chains are not prepared: see `prepare`.
+
+    When it raises, for want of memory, no thread of its own is left.
+    """
+    with ExitStack() as on_error:
+        experts = decode = None
+        if banks:
+            experts, decode = _build_experts(model, banks, per_token, plan, on_error)
+            on_error.callback(experts.close)
+        runner = _build_chains(model, kv, experts, decode, plan, info)
+        on_error.pop_all()
+    return runner
+
+
+def _build_chains(
+    model: Decoder,
+    kv: PagePool,
+    experts: DeviceExperts | None,
+    decode: DecodeExperts | None,
+    plan: DevicePlan,
+    info: ModelInfo,
+) -> DeviceRunner:
     pools, device = model.pools, model.weights.embedding.device
-    experts = decode = None
-    if banks:
-        experts, decode = _build_experts(model, banks, per_token, plan)
+    if experts is not None:
         model = Decoder(model.weights, model.rope, Pools(pools.kv, pools.states, experts.prefill))
     model.fused = True
     weights = model.weights
@@ -108,7 +129,7 @@ def build_runner(
 
 
 def _build_experts(
-    model: Decoder, banks: list[ExpertBank], per_token: int, plan: DevicePlan
+    model: Decoder, banks: list[ExpertBank], per_token: int, plan: DevicePlan, on_error: ExitStack
 ) -> tuple[DeviceExperts, DecodeExperts]:
     weights = model.weights
     device, dtype = weights.embedding.device, weights.embedding.dtype
@@ -125,6 +146,7 @@ def _build_experts(
     if not resident:
         sizes = RecordShape(shape.hidden, shape.intermediate, dtype, banks[0].row_bytes)
         executor = record_executor(sizes, plan.threads)
+        on_error.callback(executor.close)
         host = HostShare(tables, executor)
     rows = batch_sizes(plan.max_running)[-1]
     expert_plan = plan_experts(shape.hidden, shape.intermediate, per_token, dtype.itemsize, describe(device))
@@ -144,13 +166,16 @@ def _build_experts(
         plan.device_ns_per_token,
         keep=(executor, None if parts is None else parts.mailbox),
     )
+    if not found.chained:
+        reason = "no native library" if library is None else "no expert has a slot"
+        found.mode_reason = f"{reason}: decode steps take the way of prompts"
     return found, DecodeExperts(step_tables, expert_plan, arrays, per_token)
 
 
 def _policy(
     library: ctypes.CDLL | None, layers: int, experts: int, slots: int, per_token: int
 ) -> NativePolicy | ExpertPolicy:
-    floor = min(per_token, slots // layers)
+    floor = layer_floor(slots, layers, per_token)
     if library is None or not slots:
         return ExpertPolicy(layers, experts, slots, floor)
     return NativePolicy(library, layers, experts, slots, floor)

@@ -7,14 +7,15 @@ during decode steps, prefill between them. Decides nothing itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from ftagent.engine.device.prefill import PrefillExperts
 from ftagent.engine.device.tables import ExpertTables
 from ftagent.engine.experts.auto import AutoMode
-from ftagent.engine.experts.conductor import Conductor, StepCounters
+from ftagent.engine.experts.conductor import MODES, Conductor, StepCounters
 from ftagent.engine.experts.heat import Heat
+from ftagent.engine.experts.sizing import rows_with_room
 from ftagent.engine.options import Mode
 from ftagent.engine.stats import ExpertStats
 
@@ -41,6 +42,7 @@ class DeviceExperts:
         self._conductor = conductor
         self._auto = auto
         self.mode = mode  # of the last decode step
+        self.mode_reason: str | None = None  # why it is not the one that was asked for
         self._device_ns_per_token = device_ns_per_token
         self._served: StepCounters | None = None
         self._steps = 0
@@ -50,6 +52,15 @@ class DeviceExperts:
     def chained(self) -> bool:
         """Whether decode steps can run as a chain on the device: nothing misses, or misses are served."""
         return self._conductor is not None or self.slots == self.experts
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows that one decode chain can be given; None: as many as it has. Without the CPU, which computes
+        what finds no slot, few slots bear few rows.
+        """
+        if self.prefill.host_failed is None:
+            return None
+        return rows_with_room(self.slots, self._tables.layers, self._tables.per_token)
 
     @property
     def slots(self) -> int:
@@ -88,8 +99,11 @@ class DeviceExperts:
             return None
         self._tables.note_step(step)
         if conductor.failed is not None:
-            self._after_failure(conductor.failed, conductor.mode)
+            self._tables.distrust()
+            self._fall_back(conductor.mode, conductor.failed)
             return conductor.failed
+        if conductor.mode != self.mode:  # the CPU's threads failed in a prompt
+            self._fall_back(conductor.mode, self.prefill.host_failed or "its side does not answer")
         self._steps += 1
         if self._auto is not None and self._steps > WARM_STEPS:
             change = self._auto.record(self.mode, nanoseconds, step.misses, rows)
@@ -97,15 +111,17 @@ class DeviceExperts:
                 log.info("experts: mode %s instead of %s: %s", change.mode, change.before, change.reason)
         return None
 
-    def _after_failure(self, reason: str, mode: Mode) -> None:
-        """Go on in the mode that is left."""
-        self._tables.distrust()
+    def _fall_back(self, mode: Mode, reason: str) -> None:
+        """Go on in the mode that is left, for good: neither threads nor a link come back."""
         if mode == self.mode:
             return
-        if self._auto is not None:
-            self._auto.exclude(self.mode, reason)
-            if self.mode == "hybrid" and mode == "offload":
-                self._auto.exclude("cpu", reason)
+        auto = self._auto
+        if auto is not None:
+            gone = [other for other in MODES if other != mode]
+            for other in sorted(gone, key=lambda each: each == auto.mode):  # that in force last, for `mode`
+                auto.exclude(other, reason)
+        self.mode_reason = f"{self.mode} cannot be run: {reason}"
+        log.warning("experts: mode %s from now on: %s", mode, self.mode_reason)
         self.mode = mode
 
     def _set_mode(self, mode: Mode) -> None:
@@ -125,6 +141,11 @@ class DeviceExperts:
         finally:
             self.prefill.end()
 
+    def leave_to_cpu(self, layers: Collection[int]) -> None:
+        """Layers whose host memory could not be registered: see Conductor.set_unlinked. Between steps."""
+        if self._conductor is not None:
+            self._conductor.set_unlinked(layers)
+
     def fill(self, heat: Heat | None) -> None:
         """Fill the slots from banks that are full now."""
         self._tables.fill(heat)
@@ -136,7 +157,9 @@ class DeviceExperts:
         return self._tables.heat()
 
     def stats(self) -> ExpertStats:
-        reason = None if self._auto is None else self._auto.reason
+        reason = self.mode_reason
+        if reason is None and self._auto is not None:
+            reason = self._auto.reason
         return self._tables.stats()._replace(mode=self.mode, mode_reason=reason)
 
     def check_integrity(self) -> None:

@@ -45,6 +45,11 @@ class HostShare:
 
     def share(self, missing: Sequence[int], rows: Sequence[int]) -> frozenset[int]:
         """Which of `missing` the CPU should compute, so that it ends when the link does."""
+    @property
+    def failed(self) -> str | None:
+        """Why the CPU computes nothing any more."""
+        return self._executor.failed
+
         if self._executor.failed is not None:
             return frozenset()
         order = sorted(missing, key=lambda expert: (-rows[expert], expert))

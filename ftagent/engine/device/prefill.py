@@ -55,6 +55,11 @@ class PrefillExperts:
         self._ahead = False
         self._device_ns = 0
 
+    @property
+    def host_failed(self) -> str | None:
+        """Why the CPU computes nothing any more; None also where it never did."""
+        return None if self._host is None else self._host.failed
+
     def warm_up(self) -> None:
         """Compile the kernels for few, some and many rows of an expert before a prompt needs them."""
         records, per_token = self._ring.records, self._tables.per_token

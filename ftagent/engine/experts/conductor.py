@@ -18,6 +18,7 @@ from ftagent.engine.experts.costs import CostModel
 from ftagent.engine.experts.link import Link
 from ftagent.engine.experts.mailbox import MailboxLayout, Offsets
 from ftagent.engine.experts.native_policy import NativePolicy, bind
+from ftagent.engine.experts.sizing import slots_in_reserve
 from ftagent.engine.options import Mode
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class Conductor:
         layout = self._layout
         reserve = options.reserve
         if reserve is None:
-            reserve = min(layout.per_token, policy.slots // 32)
+            reserve = slots_in_reserve(policy.slots, layout.per_token)
         sizes = (layout.layers, layout.experts, layout.rows, layout.per_token, layout.guesses, layout.hidden)
         return _Setup(
             *sizes,

@@ -65,7 +65,9 @@ class Case:
         return statistics.median(self.seconds) * 1e6
 
 
-CHOICES: dict[str, tuple[Setting, ...]] = {}
+CHOICES: dict[str, tuple[Setting, ...]] = {
+    "attention: new token apart": (Setting(attention, "NEW_TOKEN_APART", True),),
+}
 
 
 @contextmanager

@@ -25,6 +25,7 @@ BLOCK_BYTES = 16384  # of keys, and again of values, in one turn of the loop
 MAX_SPLITS = 128
 PROGRAMS_A_PROCESSOR = 2
 JOIN_DIMS = 64
+NEW_TOKEN_APART = False  # whether the last of several splits is the new token alone, which the others skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,14 @@ def block_tokens(head_dim: int, itemsize: int) -> int:
 
 
 @triton.jit
-def _first_block(position, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _first_block(position, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr):
     """First block of a split, first of the next one, and all blocks of a row up to `position`."""
-    blocks = position // BLOCK + 1
-    each = tl.cdiv(blocks, SPLITS)
+    if APART:  # the new token is in none of them
+        blocks = tl.cdiv(position, BLOCK)
+        each = tl.cdiv(blocks, SPLITS - 1)
+    else:
+        blocks = position // BLOCK + 1
+        each = tl.cdiv(blocks, SPLITS)
     first = split * each
     return first, tl.minimum(first + each, blocks), blocks
 
@@ -171,28 +176,66 @@ def _fold(  # noqa: PLR0913
 
 
 @triton.jit
+def _attend_new(  # noqa: PLR0913
+    row_start, norms, positions_cos, positions_sin, pages_of_row, key_plane, value_plane, partial, lse,
+    position, row, kv_head, eps, factor, dtype: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+    ROTARY: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The split of the new token: it goes to its page, and its value is what it attends to."""
+    group: tl.constexpr = HEADS // KV_HEADS
+    dims, member = tl.arange(0, DIM_TILE), tl.arange(0, GROUP_TILE)
+    inside, real = dims < DIM, (member < group)[:, None]
+    angle_cos = tl.load(positions_cos + dims, mask=dims < ROTARY, other=1.0)[None, :]
+    angle_sin = tl.load(positions_sin + dims, mask=dims < ROTARY, other=0.0)[None, :]
+    place = tl.load(pages_of_row + position // PAGE).to(tl.int64) * PAGE + position % PAGE
+    wait_for_inputs(PDL)
+    heads = kv_head * group + member
+    query, key, value = _new_token(
+        row_start, norms, kv_head, heads, real, dims, angle_cos, angle_sin, eps, dtype,
+        HEADS, KV_HEADS, DIM, ROTARY,
+    )  # fmt: skip
+    tl.store(key_plane + place * DIM + dims[None, :], key, mask=inside[None, :])
+    tl.store(value_plane + place * DIM + dims, value, mask=inside)
+    target = (row * HEADS + heads) * SPLITS + SPLITS - 1
+    own = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * factor
+    tl.store(lse + target, own, mask=member < group)
+    sums = value.to(tl.float32)[None, :] + tl.zeros([GROUP_TILE, 1], tl.float32)
+    tl.store(partial + target[:, None] * DIM + dims[None, :], sums, mask=real & inside[None, :])
+
+
+@triton.jit
 def _attend(  # noqa: PLR0913
     flat, norms, cos, sin, positions, page_table, kv, partial, lse, live,
     eps, scale, width, pages, tokens,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     ROTARY: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if row >= tl.load(live):
         return
     position = tl.load(positions + row)
-    first, last, blocks = _first_block(position, split, SPLITS, BLOCK)
+    pages_of_row = page_table + row * pages
+    key_plane = kv + kv_head * tokens.to(tl.int64) * DIM
+    value_plane = kv + (KV_HEADS + kv_head) * tokens.to(tl.int64) * DIM
+    factor = scale * LOG2_E
+    if APART:
+        if split == SPLITS - 1:
+            _attend_new(
+                flat + row * width, norms, cos + position * ROTARY, sin + position * ROTARY, pages_of_row,
+                key_plane, value_plane, partial, lse, position, row, kv_head, eps, factor,
+                kv.dtype.element_ty, HEADS, KV_HEADS, DIM, DIM_TILE, ROTARY, SPLITS, PDL,
+            )  # fmt: skip
+            return
+    first, last, blocks = _first_block(position, split, SPLITS, BLOCK, APART)
     if first >= blocks:
         return
     group: tl.constexpr = HEADS // KV_HEADS
     dims = tl.arange(0, DIM_TILE)
     inside = dims < DIM
     within = tl.arange(0, BLOCK)
-    pages_of_row = page_table + row * pages
-    key_plane = kv + kv_head * tokens.to(tl.int64) * DIM
-    value_plane = kv + (KV_HEADS + kv_head) * tokens.to(tl.int64) * DIM
     # What earlier steps wrote needs no waiting: the first block is on its way before the queries are there.
     page = tl.load(pages_of_row + first * BLOCK // PAGE)
     past = first * BLOCK + within
@@ -204,27 +247,36 @@ def _attend(  # noqa: PLR0913
     real = (member < group)[:, None]
     wait_for_inputs(PDL)
 
-    query, key, value = _new_token(
-        flat + row * width, norms, kv_head, heads, real, dims, angle_cos, angle_sin, eps,
-        kv.dtype.element_ty, HEADS, KV_HEADS, DIM, ROTARY,
-    )  # fmt: skip
-    # The split with the last block owns the new token: it starts from it and writes it to the page.
-    owner = last == blocks
-    if owner:
-        place = tl.load(pages_of_row + position // PAGE).to(tl.int64) * PAGE + position % PAGE
-        tl.store(key_plane + place * DIM + dims[None, :], key, mask=inside[None, :])
-        tl.store(value_plane + place * DIM + dims, value, mask=inside)
-    factor = scale * LOG2_E
-    top, total, sums = _start(query, key, value, owner, factor)
+    if APART:
+        query = _turned(
+            flat + row * width + heads[:, None] * DIM, norms + heads[:, None] * DIM, dims[None, :],
+            angle_cos, angle_sin, eps, real & inside[None, :], DIM, ROTARY,
+        ).to(kv.dtype.element_ty)  # fmt: skip
+        top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP_TILE], tl.float32)
+        sums = tl.zeros([GROUP_TILE, DIM_TILE], tl.float32)
+    else:
+        query, key, value = _new_token(
+            flat + row * width, norms, kv_head, heads, real, dims, angle_cos, angle_sin, eps,
+            kv.dtype.element_ty, HEADS, KV_HEADS, DIM, ROTARY,
+        )  # fmt: skip
+        # The split with the last block owns the new token: it starts from it and writes it to the page.
+        owner = last == blocks
+        if owner:
+            place = tl.load(pages_of_row + position // PAGE).to(tl.int64) * PAGE + position % PAGE
+            tl.store(key_plane + place * DIM + dims[None, :], key, mask=inside[None, :])
+            tl.store(value_plane + place * DIM + dims, value, mask=inside)
+        top, total, sums = _start(query, key, value, owner, factor)
     top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
 
-    # The page is looked up one turn ahead: a look-up in front of the loads would halve the loads in flight.
-    page = tl.load(pages_of_row + tl.minimum(first + 1, last - 1) * BLOCK // PAGE)
-    for block in tl.range(first + 1, last, num_stages=STAGES):
-        past = block * BLOCK + within
-        keys, values, seen = _load_block(key_plane, value_plane, page, past, position, dims, DIM)
-        page = tl.load(pages_of_row + tl.minimum(block + 1, last - 1) * BLOCK // PAGE)
-        top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
+    if (not APART) | (first + 1 < last):  # what a loop sets up is dear to a split of one block
+        # The page is looked up one turn ahead: in front of the loads it would halve the loads in flight.
+        page = tl.load(pages_of_row + tl.minimum(first + 1, last - 1) * BLOCK // PAGE)
+        for block in tl.range(first + 1, last, num_stages=STAGES):
+            past = block * BLOCK + within
+            keys, values, seen = _load_block(key_plane, value_plane, page, past, position, dims, DIM)
+            page = tl.load(pages_of_row + tl.minimum(block + 1, last - 1) * BLOCK // PAGE)
+            top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
 
     target = (row * HEADS + heads) * SPLITS + split
     tl.store(lse + target, top + tl.log2(total), mask=member < group)
@@ -238,7 +290,7 @@ def _join(  # noqa: PLR0913
     partial, lse, flat, positions, out, live, width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, GATED: tl.constexpr,
     SPLITS: tl.constexpr, SPLITS_TILE: tl.constexpr, BLOCK: tl.constexpr, DIMS: tl.constexpr,
-    PDL: tl.constexpr,
+    APART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     head = tl.program_id(0)
@@ -247,8 +299,10 @@ def _join(  # noqa: PLR0913
         return
     position = tl.load(positions + row)
     splits = tl.arange(0, SPLITS_TILE)
-    first, _, blocks = _first_block(position, splits, SPLITS, BLOCK)
+    first, _, blocks = _first_block(position, splits, SPLITS, BLOCK, APART)
     used = (splits < SPLITS) & (first < blocks)
+    if APART:
+        used = ((splits < SPLITS - 1) & (first < blocks)) | (splits == SPLITS - 1)
     dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
     inside = dims < DIM
     wait_for_inputs(PDL)
@@ -257,11 +311,13 @@ def _join(  # noqa: PLR0913
     parts = tl.load(
         partial + sources[:, None] * DIM + dims[None, :], mask=used[:, None] & inside[None, :], other=0.0
     )
+    if GATED:  # asked for before the sums, so that it comes with the parts and not behind them
+        gates = flat + row * width + (HEADS + 2 * KV_HEADS + head) * DIM
+        gate = tl.load(gates + dims, mask=inside, other=0.0)
     shares = tl.exp2(sums - tl.max(sums, axis=0))
     joined = tl.sum(parts * shares[:, None], axis=0) / tl.sum(shares, axis=0)
     if GATED:
-        gates = flat + row * width + (HEADS + 2 * KV_HEADS + head) * DIM
-        joined *= tl.sigmoid(tl.load(gates + dims, mask=inside, other=0.0))
+        joined *= tl.sigmoid(gate)
     tl.store(out + (row * HEADS + head) * DIM + dims, joined.to(out.dtype.element_ty), mask=inside)
 
 
@@ -296,6 +352,7 @@ def decode_attention(  # noqa: PLR0913
         "DIM": spec.head_dim,
         "SPLITS": splits,
         "BLOCK": block,
+        "APART": NEW_TOKEN_APART and splits > 1,
     }
     launch(
         _attend,

@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ftagent import paths
 from ftagent.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)
@@ -90,6 +89,8 @@ def _load() -> ctypes.CDLL:
     prebuilt = _open(SOURCES / prebuilt_name())
     if prebuilt is not None:
         return prebuilt
+    from ftagent import paths  # its dependencies are not there when a wheel is built
+
     compiler = _need_compiler()
     try:
         directory = paths.private_dir(paths.cache_dir() / "native")

@@ -67,6 +67,11 @@ class Case:
 
 CHOICES: dict[str, tuple[Setting, ...]] = {
     "attention: new token apart": (Setting(attention, "NEW_TOKEN_APART", True),),
+    "norm + product: prefetch early": (Setting(linear, "NORM_PREFETCH", linear.EARLY),),
+    "norm + product: prefetch late": (Setting(linear, "NORM_PREFETCH", linear.LATE),),
+    "product + residual: prefetch early": (Setting(linear, "ADD_PREFETCH", linear.EARLY),),
+    "product + residual: prefetch late": (Setting(linear, "ADD_PREFETCH", linear.LATE),),
+    "products: half the rows a program": (Setting(linear, "LANE_WEIGHTS", 32),),
 }
 
 

@@ -15,12 +15,26 @@ import torch
 import triton
 import triton.language as tl
 
-from ftagent.engine.kernels.gpu.launch import launch, let_next_start, processors, wait_for_inputs
+from ftagent.engine.kernels.gpu.launch import (
+    INTERPRETED,
+    launch,
+    let_next_start,
+    processors,
+    wait_for_inputs,
+)
 
 MAX_IN = 16384  # columns: a row of weights has to fit the registers of a program
 LANE_WEIGHTS = 64  # weights that one thread holds as float32
 PROGRAMS_A_PROCESSOR = 2
 EMBED_BLOCK = 1024
+NATIVE = tl.constexpr(not INTERPRETED)
+LINE = 128  # bytes that the cache fetches at once
+RESIDENT_WARPS = 16  # of these kernels on a multiprocessor, by their registers
+NEVER, EARLY, LATE = 0, 1, 2
+# Whether a program asks the cache for the tile of a program that finds no room yet: not at all, before it
+# waits for its inputs, or behind that.
+NORM_PREFETCH = NEVER
+ADD_PREFETCH = NEVER
 
 
 class Tile(NamedTuple):
@@ -67,6 +81,20 @@ def _load_tile(weight, first, out, columns, IN: tl.constexpr, IN_TILE: tl.conste
 
 
 @triton.jit
+def _prefetch(weight, first, size, IN: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr):
+    """Ask the L2 cache for rows [first, first + ROWS) of weight [size, IN]; holds no registers meanwhile."""
+    if NATIVE:
+        if first < size:
+            step: tl.constexpr = ROWS * IN // LINES + (ROWS * IN % LINES > 0)
+            places = first.to(tl.int64) * IN + tl.arange(0, LINES) * step
+            places = tl.minimum(places, size.to(tl.int64) * IN - 1)
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(weight + places).to(tl.int64)],
+                dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+
+
+@triton.jit
 def _normed_row(x, row, scale, columns, eps, IN: tl.constexpr, dtype: tl.constexpr):
     """rmsnorm of row `row` of x [B, IN] times scale, rounded to dtype."""
     vector = tl.load(x + row * IN + columns, mask=columns < IN, other=0.0)
@@ -76,8 +104,9 @@ def _normed_row(x, row, scale, columns, eps, IN: tl.constexpr, dtype: tl.constex
 
 @triton.jit
 def _norm_linear(  # noqa: PLR0913
-    x, norm, weight, out, normed, live, eps, size,
-    IN: tl.constexpr, IN_TILE: tl.constexpr, ROWS: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr,
+    x, norm, weight, out, normed, live, eps, size, ahead,
+    IN: tl.constexpr, IN_TILE: tl.constexpr, ROWS: tl.constexpr, KEEP: tl.constexpr, LINES: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     program = tl.program_id(0)
@@ -85,7 +114,11 @@ def _norm_linear(  # noqa: PLR0913
     tile = _load_tile(weight, program * ROWS, size, columns, IN, IN_TILE, ROWS)
     scale = tl.load(norm + columns, mask=columns < IN, other=0.0)
     rows = tl.load(live)
+    if PREFETCH == 1:
+        _prefetch(weight, (program + ahead) * ROWS, size, IN, ROWS, LINES)
     wait_for_inputs(PDL)
+    if PREFETCH == 2:
+        _prefetch(weight, (program + ahead) * ROWS, size, IN, ROWS, LINES)
     targets = program * ROWS + tl.arange(0, ROWS)
     # A row is normed one turn ahead: the first while its weights are still on their way.
     rounded = _normed_row(x, 0, scale, columns, eps, IN, weight.dtype.element_ty)
@@ -102,8 +135,9 @@ def _norm_linear(  # noqa: PLR0913
 
 @triton.jit
 def _linear_add(  # noqa: PLR0913
-    a, weight, x, live, size,
-    IN: tl.constexpr, IN_TILE: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    a, weight, x, live, size, ahead,
+    IN: tl.constexpr, IN_TILE: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     program = tl.program_id(0)
@@ -111,7 +145,11 @@ def _linear_add(  # noqa: PLR0913
     inside = columns < IN
     tile = _load_tile(weight, program * ROWS, size, columns, IN, IN_TILE, ROWS)
     rows = tl.load(live)
+    if PREFETCH == 1:
+        _prefetch(weight, (program + ahead) * ROWS, size, IN, ROWS, LINES)
     wait_for_inputs(PDL)
+    if PREFETCH == 2:
+        _prefetch(weight, (program + ahead) * ROWS, size, IN, ROWS, LINES)
     targets = program * ROWS + tl.arange(0, ROWS)
     vector = tl.load(a + columns, mask=inside, other=0.0)
     before = tl.load(x + targets, mask=targets < size, other=0.0)
@@ -136,6 +174,12 @@ def _embed(tokens, table, x, live, IN: tl.constexpr, BLOCK: tl.constexpr, PDL: t
         tl.store(x + row * IN + columns, values.to(tl.float32), mask=columns < IN)
 
 
+def _ahead(tile: Tile, weight: torch.Tensor) -> tuple[int, int]:
+    """Programs that fit the device at once, and lines of a tile, rounded up to a power of two."""
+    lines = triton.next_power_of_2(triton.cdiv(tile.rows * weight.shape[1] * weight.element_size(), LINE))
+    return max(1, processors(weight.device) * RESIDENT_WARPS // tile.warps), lines
+
+
 def norm_linear(
     x: torch.Tensor,
     norm: torch.Tensor,
@@ -153,11 +197,13 @@ def norm_linear(
     """
     size, columns = weight.shape
     tile = dense_tile(size, columns, processors(x.device))
+    ahead, lines = _ahead(tile, weight)
     launch(
         _norm_linear,
         (triton.cdiv(size, tile.rows),),
-        x, norm, weight, out, x if normed is None else normed, rows, eps, size,
-        IN=columns, IN_TILE=tile.columns, ROWS=tile.rows, KEEP=normed is not None, warps=tile.warps,
+        x, norm, weight, out, x if normed is None else normed, rows, eps, size, ahead,
+        IN=columns, IN_TILE=tile.columns, ROWS=tile.rows, KEEP=normed is not None, LINES=lines,
+        PREFETCH=NORM_PREFETCH, warps=tile.warps,
     )  # fmt: skip
 
 
@@ -168,11 +214,13 @@ def linear_add(a: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, rows: tor
     """
     size, columns = weight.shape
     tile = dense_tile(size, columns, processors(x.device))
+    ahead, lines = _ahead(tile, weight)
     launch(
         _linear_add,
         (triton.cdiv(size, tile.rows),),
-        a, weight, x, rows, size,
-        IN=columns, IN_TILE=tile.columns, ROWS=tile.rows, warps=tile.warps,
+        a, weight, x, rows, size, ahead,
+        IN=columns, IN_TILE=tile.columns, ROWS=tile.rows, LINES=lines, PREFETCH=ADD_PREFETCH,
+        warps=tile.warps,
     )  # fmt: skip
 
 

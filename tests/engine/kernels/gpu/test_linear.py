@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftagent.engine.kernels.gpu.linear import MAX_IN, dense_tile, embed, linear_add, norm_linear
+from ftagent.engine.kernels.gpu.linear import (
+    EARLY,
+    LATE,
+    MAX_IN,
+    NEVER,
+    dense_tile,
+    embed,
+    linear_add,
+    norm_linear,
+)
 from tests.engine.kernels.compiling import Case, assert_no_spills, cuobjdump
 
 MODULE = "ftagent.engine.kernels.gpu.linear"
@@ -134,14 +143,22 @@ def test_rows_that_do_not_fit_are_refused(columns: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump beside Triton")
-@pytest.mark.parametrize("kind", ["bf16", "fp32"])
-def test_nothing_spills(kind: str) -> None:
-    product = ("*fp32", "*fp32", f"*{kind}", "*fp32", f"*{kind}", "*i32", "fp32", "i32")
-    add = (f"*{kind}", f"*{kind}", "*fp32", "*i32", "i32")
+@pytest.mark.parametrize(
+    ("kind", "prefetch"), [("bf16", NEVER), ("bf16", EARLY), ("bf16", LATE), ("fp32", LATE)]
+)
+def test_nothing_spills(kind: str, prefetch: int) -> None:
+    product = ("*fp32", "*fp32", f"*{kind}", "*fp32", f"*{kind}", "*i32", "fp32", "i32", "i32")
+    add = (f"*{kind}", f"*{kind}", "*fp32", "*i32", "i32", "i32")
     cases = []
     for out, columns in [(5120, 2048), (2048, 4096), (151936, 2048), (40, 200), (99, MAX_IN)]:
         tile = dense_tile(out, columns, 132)
-        shape = {"IN": columns, "IN_TILE": tile.columns, "ROWS": tile.rows}
+        shape = {
+            "IN": columns,
+            "IN_TILE": tile.columns,
+            "ROWS": tile.rows,
+            "LINES": 128,
+            "PREFETCH": prefetch,
+        }
         cases.append(Case(MODULE, "_norm_linear", product, {**shape, "KEEP": True}, tile.warps))
         cases.append(Case(MODULE, "_linear_add", add, {**shape}, tile.warps))
     cases.append(Case(MODULE, "_embed", ("*i32", f"*{kind}", "*fp32", "*i32"), {"IN": 2048, "BLOCK": 1024}))

@@ -1,6 +1,7 @@
 """`ftagent doctor`: what this machine can do, each line with what to do when it falls short.
 
-Looks and reads; writes nothing. The last check loads the embedded model and lets it answer.
+Looks and reads. Without --quick it compiles the native library where that is still to be done, and the last
+check loads the embedded model and lets it answer.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from ftagent.adapters import base
 from ftagent.commands.common import emit, engine_options, json_flag, load_settings
 from ftagent.conversation import Conversation, Message, Text
 from ftagent.engine.api import Engine, GenerateRequest, SamplingParams
-from ftagent.engine.machine.gpus import Gpu
+from ftagent.engine.machine import native
+from ftagent.engine.machine.gpus import LEAST_CAPABILITY, Gpu
 from ftagent.engine.machine.probe import Cpu, Machine, probe
 from ftagent.engine.machine.profile import fingerprint, load_profile
+from ftagent.engine.machine.record_threads import ISAS, cpu_isas
 from ftagent.errors import FtError
 from ftagent.events import Failed, Finished
 from ftagent.settings import Settings
@@ -50,7 +53,7 @@ class Check:
 
 @click.command()
 @json_flag
-@click.option("--quick", is_flag=True, help="Leave out the last check, which loads the embedded model.")
+@click.option("--quick", is_flag=True, help="Compile nothing, and do not load the embedded model.")
 def command(as_json: bool, quick: bool) -> int:
     """Check what this machine can do.
 
@@ -72,9 +75,10 @@ def command(as_json: bool, quick: bool) -> int:
 
 
 def _checks(machine: Machine, quick: bool) -> Iterator[Check]:
-    for check in (_python, _torch, _triton):
-        yield check()
-    yield from _machine_checks(machine)
+    yield _python()
+    yield _torch(bool(machine.gpus))
+    yield _triton(bool(machine.gpus))
+    yield from _machine_checks(machine, quick)
     for tool, purpose in (("node", "some agents"), ("npm", "installing agents"), ("git", "most agents")):
         yield _tool(tool, ("--version",), purpose)
     yield _tool("tmux", ("-V",), "agents and panes side by side")
@@ -92,35 +96,43 @@ def _python() -> Check:
     return Check("python", "ok" if sys.version_info >= (3, 11) else "fail", found)
 
 
-def _torch() -> Check:
+def _torch(gpu: bool) -> Check:
     advice = "pip install torch==2.13.0"
     try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return Check("torch", "fail", "not installed", advice)
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    return Check("torch", "ok", found) if numbers >= (2, 11) else Check("torch", "fail", found, advice)
+    if numbers < (2, 11):
+        return Check("torch", "fail", found, advice)
+    if gpu and found.endswith("+cpu"):
+        return Check("torch", "warn", f"{found}, which knows no GPU", f"to use the GPU: {advice}")
+    return Check("torch", "ok", found)
 
 
-def _triton() -> Check:
+def _triton(gpu: bool) -> Check:
     if importlib.util.find_spec("triton") is None:
-        return Check("triton", "ok", "not installed; only a GPU needs it")
+        advice = "pip install triton" if gpu else ""
+        return Check("triton", "warn" if gpu else "ok", "not installed; only a GPU needs it", advice)
     return Check("triton", "ok", importlib.metadata.version("triton"))
 
 
-def _machine_checks(machine: Machine) -> Iterator[Check]:
+def _machine_checks(machine: Machine, quick: bool) -> Iterator[Check]:
     yield _cpu(machine.cpu)
     yield _memory(machine)
+    yield _huge_pages(machine)
+    yield _lockable(machine)
     if not machine.gpus:
         yield Check("gpu", "ok", f"none ({machine.no_gpu}); models run on the CPU")
     for gpu in machine.gpus:
         yield _gpu(gpu)
     if machine.compiler is None:
         yield Check(
-            "compiler", "warn", "none found", "install g++ or clang++: without one the CPU's experts are slow"
+            "compiler", "warn", "none found", "install g++ or clang++: the native library is built with it"
         )
     else:
         yield Check("compiler", "ok", machine.compiler.version)
+    yield from _native(quick)
     yield _profile(machine)
 
 
@@ -139,16 +151,54 @@ def _cpu(found: Cpu) -> Check:
 def _memory(machine: Machine) -> Check:
     memory = machine.memory
     found = f"{(memory.limit or memory.total) / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB available"
-    if memory.lockable is not None:
-        found += f", {memory.lockable / GIB:.1f} GiB lockable"
-    if memory.huge_pages is not None:
-        found += f", huge pages: {memory.huge_pages}"
     if memory.available < 2 * GIB:
         return Check("memory", "warn", found, "the embedded model wants about 1.2 GiB; close something")
-    if memory.huge_pages == "never":
-        advice = "allow huge pages (`madvise` in /sys/kernel/mm/transparent_hugepage/enabled): faster experts"
-        return Check("memory", "warn", found, advice)
     return Check("memory", "ok", found)
+
+
+def _huge_pages(machine: Machine) -> Check:
+    mode = machine.memory.huge_pages
+    if mode != "never":
+        return Check("huge pages", "ok", mode or "this system does not tell")
+    advice = "write `madvise` to /sys/kernel/mm/transparent_hugepage/enabled: the CPU reads experts faster"
+    return Check("huge pages", "warn", mode, advice)
+
+
+def _lockable(machine: Machine) -> Check:
+    """What may be locked; drivers differ in whether they count what they register."""
+    lockable, memory = machine.memory.lockable, machine.memory
+    if lockable is None:
+        return Check("lockable", "ok", "this system does not tell")
+    everything = lockable >= (memory.limit or memory.total)
+    advice = ""
+    if machine.gpus and not everything:
+        advice = "if loading says that layers are not pinned, raise it: `ulimit -l unlimited`, LimitMEMLOCK"
+    return Check("lockable", "ok", "all memory" if everything else f"{lockable / GIB:.1f} GiB", advice)
+
+
+def _native(quick: bool) -> Iterator[Check]:
+    """The library that computes experts on the CPU and serves a GPU's decode steps, and its kernels."""
+    state = native.state()
+    fallback = "torch computes the CPU's experts instead, and decode on a GPU is slow where experts miss"
+    if state == "missing":
+        advice = "install g++ or clang++, or a wheel of ftagent that has the library"
+        yield Check("native", "warn", f"none, and no compiler; {fallback}", advice)
+        return
+    if state == "uncompiled" and quick:
+        yield Check("native", "ok", "not compiled yet; its first use does that, in some seconds")
+        return
+    began = time.monotonic()
+    library = native.load()
+    seconds = time.monotonic() - began
+    if library is None:
+        advice = "see the warning of the compiler or the loader, or set CXX to another compiler"
+        yield Check("native", "warn", f"does not build or load; {fallback}", advice)
+        return
+    ways = {"prebuilt": "prebuilt", "cached": "compiled earlier"}
+    yield Check("native", "ok", ways.get(state, f"compiled in {seconds:.1f} s"))
+    kernels = cpu_isas()
+    better = ", ".join(name for name in ISAS if name not in kernels)
+    yield Check("kernels", "ok", kernels[-1] + (f"; no {better} here" if better else ""))
 
 
 def _gpu(gpu: Gpu) -> Check:
@@ -162,11 +212,22 @@ def _gpu(gpu: Gpu) -> Check:
         parts.append(f"PCIe {gpu.pcie_max_generation} x{gpu.pcie_max_width} ({now})")
     if gpu.driver is not None:
         parts.append(f"driver {gpu.driver}")
-    narrow = gpu.pcie_width is not None and gpu.pcie_width < (gpu.pcie_max_width or 0)
-    advice = (
-        "fewer lanes than the card has: experts cross the link slowly; try another slot" if narrow else ""
-    )
-    return Check("gpu", "warn" if narrow else "ok", ", ".join(parts), advice)
+    limit = _gpu_limit(gpu)
+    return Check("gpu", "warn" if limit else "ok", ", ".join(parts), limit)
+
+
+def _gpu_limit(gpu: Gpu) -> str:
+    """What keeps a model from running on it at its best, and what to do; empty where nothing does."""
+    if gpu.capability is not None and gpu.capability < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        return f"below compute {least} there is no BF16: models run on the CPU; use a newer card"
+    if gpu.pcie_width is not None and gpu.pcie_width < (gpu.pcie_max_width or 0):
+        return "fewer lanes than the card has: experts cross the link slowly; try another slot"
+    if gpu.memory_total and gpu.memory_free is not None and 2 * gpu.memory_free < gpu.memory_total:
+        return (
+            "other programs hold more than half of its memory: see nvidia-smi; fewer experts fit beside them"
+        )
+    return ""
 
 
 def _profile(machine: Machine) -> Check:

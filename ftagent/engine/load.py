@@ -27,6 +27,7 @@ from ftagent.engine.experts.loading import ExpertNames, check_experts, find_name
 from ftagent.engine.experts.pinning import CudaRegistrar, Registrar
 from ftagent.engine.experts.pool import ExpertPool
 from ftagent.engine.experts.slots import SlotStore, slot_bytes
+from ftagent.engine.machine.gpus import LEAST_CAPABILITY
 from ftagent.engine.machine.record_threads import ExpertSizes
 from ftagent.engine.models.config import ModelConfig
 from ftagent.engine.models.decoder import Decoder, Pools, build_weights
@@ -50,7 +51,6 @@ log = logging.getLogger(__name__)
 SMALL_MODEL_BYTES = 2 * 2**30  # up to this in float32 a model is computed so, by default on the CPU
 FILL_THREADS = 16  # more do not fill banks faster
 REFERENCE_CHUNK = 8192  # prompt tokens of a step in the reference mode
-LEAST_CAPABILITY = (8, 0)  # of a CUDA device: the first that computes in BF16
 NOMINAL_FLOPS = 10**14  # a second, of a device on prompts: only weighs copies against work
 
 

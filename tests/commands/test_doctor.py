@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 from ftagent.cli import cli
 from ftagent.commands import doctor
+from ftagent.engine.machine import native
 from ftagent.engine.machine.gpus import Gpu
 from ftagent.engine.machine.probe import Compiler, Cpu, Machine, Memory
 from ftagent.engine.machine.profile import CpuFigures, Line, LinkFigures, Profile, fingerprint, store_profile
@@ -44,9 +46,10 @@ def report(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_every_part_of_the_machine_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = report(MACHINE, monkeypatch)
     assert checks["cpu"]["found"] == "Some CPU, 14 cores by quota of 32, avx2 amx_bf16"
-    assert checks["memory"]["found"] == (
-        "64.0 GiB, 40.0 GiB available, 8.0 GiB lockable, huge pages: madvise"
-    )
+    assert checks["memory"]["found"] == "64.0 GiB, 40.0 GiB available"
+    assert checks["huge pages"]["found"] == "madvise"
+    assert checks["lockable"]["found"] == "8.0 GiB"
+    assert "ulimit -l" in checks["lockable"]["advice"]
     assert checks["gpu"]["found"] == (
         "Some Card, 24.0 GiB, 20.0 GiB free, compute 8.9, PCIe 4 x16 (now 1 x16), driver 580.1"
     )
@@ -54,6 +57,77 @@ def test_every_part_of_the_machine_has_its_row(monkeypatch: pytest.MonkeyPatch) 
     assert "not measured" in checks["bandwidths"]["found"]
     names = ("cpu", "memory", "gpu", "compiler", "bandwidths")
     assert {checks[name]["status"] for name in names} == {"ok"}
+
+
+def as_the_library_is(state: native.State, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "state", lambda: state)
+
+
+def run_checks(quick: bool) -> dict[str, doctor.Check]:
+    return {check.name: check for check in doctor._native(quick)}
+
+
+def test_without_a_library_and_a_compiler_the_fallback_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_the_library_is("missing", monkeypatch)
+    (check,) = run_checks(quick=False).values()
+    assert check.status == "warn"
+    assert "torch computes the CPU's experts instead" in check.found
+    assert "install g++" in check.advice
+
+
+def test_a_quick_look_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> NoReturn:
+        raise AssertionError("loaded")
+
+    as_the_library_is("uncompiled", monkeypatch)
+    monkeypatch.setattr(native, "load", refuse)
+    (check,) = run_checks(quick=True).values()
+    assert (check.status, check.found[:16]) == ("ok", "not compiled yet")
+
+
+def test_a_library_that_does_not_build_comes_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_the_library_is("uncompiled", monkeypatch)
+    monkeypatch.setattr(native, "load", lambda: None)
+    (check,) = run_checks(quick=False).values()
+    assert check.status == "warn"
+    assert "CXX" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("prebuilt", "prebuilt"), ("cached", "compiled earlier"), ("uncompiled", r"compiled in \d+\.\d s")],
+)
+def test_how_the_library_was_come_by_and_which_kernels_run(
+    state: native.State, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_the_library_is(state, monkeypatch)
+    monkeypatch.setattr(native, "load", object)
+    monkeypatch.setattr(doctor, "cpu_isas", lambda: ["scalar", "avx2"])
+    checks = run_checks(quick=False)
+    assert re.fullmatch(words, checks["native"].found)
+    assert checks["kernels"].found == "avx2; no avx512, avx512bf16 here"
+
+
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        (replace(CARD, capability=(7, 5)), "below compute 8.0"),
+        (replace(CARD, pcie_width=8), "fewer lanes"),
+        (replace(CARD, memory_free=4 * GIB), "nvidia-smi"),
+    ],
+)
+def test_what_limits_a_gpu_is_said(card: Gpu, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = report(replace(MACHINE, gpus=(card,)), monkeypatch)["gpu"]
+    assert check["status"] == "warn"
+    assert words in check["advice"]
+
+
+def test_a_torch_without_cuda_beside_a_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cpu")
+    assert doctor._torch(gpu=False).status == "ok"
+    found = doctor._torch(gpu=True)
+    assert found.status == "warn"
+    assert "pip install torch" in found.advice
 
 
 def test_no_gpu_is_a_fact_and_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +146,7 @@ def test_what_falls_short_comes_with_advice(monkeypatch: pytest.MonkeyPatch) -> 
     )
     checks = report(poor, monkeypatch)
     assert checks["cpu"]["found"] == "Some CPU, 32 cores (16 physical), sve"
-    for name in ("cpu", "memory", "gpu", "compiler"):
+    for name in ("cpu", "huge pages", "gpu", "compiler"):
         assert checks[name]["status"] == "warn"
         assert checks[name]["advice"]
     assert (

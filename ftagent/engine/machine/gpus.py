@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+LEAST_CAPABILITY = (8, 0)  # of a device: the first that computes in BF16, as the kernels do
+
 # One of these exists wherever a CUDA program can run: Linux's driver, or the one inside WSL.
 _DEVICE_FILES = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 from ftagent.errors import ConfigError, EngineError
 
@@ -43,6 +44,8 @@ COMPILE_TIMEOUT_S = 120
 FALLBACK = "experts on the CPU are computed by torch instead, which is slower"
 _TRAILER = b"ftagent\0"
 
+State = Literal["prebuilt", "cached", "uncompiled", "missing"]
+
 
 class BuildFailed(EngineError):
     """The library cannot be built or loaded; the message says what is missing."""
@@ -56,6 +59,20 @@ def load() -> ctypes.CDLL | None:
     except BuildFailed as error:
         log.warning("no native library: %s; %s", error, FALLBACK)
         return None
+
+
+def state() -> State:
+    """How `load` would come by the library, without building or loading it."""
+    if sys.platform != "linux":
+        return "missing"
+    if (SOURCES / prebuilt_name()).exists():
+        return "prebuilt"
+    compiler = find_compiler()
+    if compiler is None:
+        return "missing"
+    from ftagent import paths
+
+    return "cached" if (paths.cache_dir() / "native" / _cached_name(compiler)).exists() else "uncompiled"
 
 
 def find_compiler() -> str | None:
@@ -102,7 +119,7 @@ def _load() -> ctypes.CDLL:
 
 
 def _cached(compiler: str, directory: Path) -> ctypes.CDLL:
-    target = directory / f"libftagent-{source_hash()}-{_compiler_hash(compiler)}.so"
+    target = directory / _cached_name(compiler)
     library = _open(target)
     if library is None:
         _build(compiler, target)
@@ -110,6 +127,10 @@ def _cached(compiler: str, directory: Path) -> ctypes.CDLL:
     if library is None:
         raise BuildFailed(f"{target} cannot be loaded; remove it and start again")
     return library
+
+
+def _cached_name(compiler: str) -> str:
+    return f"libftagent-{source_hash()}-{_compiler_hash(compiler)}.so"
 
 
 def _need_compiler() -> str:

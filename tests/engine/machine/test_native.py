@@ -118,6 +118,22 @@ def test_a_prebuilt_library_needs_no_compiler(room: Path, monkeypatch: pytest.Mo
     assert not (room / "cache").exists()
 
 
+def test_the_state_says_how_loading_would_go(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.state() == "uncompiled"
+    assert not (room / "cache").exists(), "looking builds nothing"
+    assert answer() == 42
+    assert native.state() == "cached"
+    (native.SOURCES / "number.h").write_text("#define NUMBER 7\n")
+    assert native.state() == "uncompiled"
+    native.build_into(native.SOURCES)
+    assert native.state() == "prebuilt"
+    monkeypatch.setenv("PATH", str(room))
+    monkeypatch.delenv("CXX", raising=False)
+    assert native.state() == "prebuilt"
+    (native.SOURCES / native.prebuilt_name()).unlink()
+    assert native.state() == "missing"
+
+
 def test_a_prebuilt_library_of_other_sources_is_passed_over(room: Path) -> None:
     native.build_into(native.SOURCES)
     (native.SOURCES / "number.h").write_text("#define NUMBER 43\n")

@@ -76,9 +76,9 @@ class StatePool:
         self._free.append(slot)
 
     def snapshot(self, slot: int) -> StateSnapshot:
-        """Copy the state of a held slot."""
+        """Copy the state of a held slot, into host memory: a device's is for what runs."""
         assert slot in self._held, f"state slot {slot} is not held"
-        return StateSnapshot(self.conv[:, slot].clone(), self.recurrent[:, slot].clone())
+        return StateSnapshot(_kept(self.conv[:, slot]), _kept(self.recurrent[:, slot]))
 
     def restore(self, slot: int, snapshot: StateSnapshot) -> None:
         """Copy `snapshot` into a held slot."""
@@ -92,3 +92,10 @@ class StatePool:
         assert len(free) == len(self._free), "a state slot is free twice"
         assert not free & self._held, f"state slots both free and held: {sorted(free & self._held)}"
         assert len(free) + len(self._held) == self.total, f"{len(free)=} {len(self._held)=} {self.total=}"
+
+
+def _kept(state: torch.Tensor) -> torch.Tensor:
+    if not state.is_cuda:
+        return state.clone()
+    kept = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)  # pinned: the link at full speed
+    return kept.copy_(state)

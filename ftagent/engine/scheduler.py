@@ -245,7 +245,8 @@ class Scheduler:
         # large enough, a cold start is the only way.
         if not warm and (self.running or not self._fits(job, None)):
             return False
-        if self.prefix.fetch(job.key(), len(job.tokens), match):
+        # What is brought back can share fewer pages with running requests than what was found here.
+        if self._fits(job, None) and self.prefix.fetch(job.key(), len(job.tokens), match):
             match = self.prefix.find(job.key(), len(job.tokens))
             warm = self._fits(job, match)
         if job.visit is None:  # else it comes back

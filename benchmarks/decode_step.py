@@ -71,6 +71,8 @@ CHOICES: dict[str, tuple[Setting, ...]] = {
     "norm + product: prefetch late": (Setting(linear, "NORM_PREFETCH", linear.LATE),),
     "product + residual: prefetch early": (Setting(linear, "ADD_PREFETCH", linear.EARLY),),
     "product + residual: prefetch late": (Setting(linear, "ADD_PREFETCH", linear.LATE),),
+    "experts: combine starts behind their wait": (Setting(experts, "LATE_START", True),),
+    "delta net: states loaded early": (Setting(delta, "EARLY_START", True),),
     "products: half the rows a program": (Setting(linear, "LANE_WEIGHTS", 32),),
 }
 

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ftagent.engine.kernels.gpu import experts
 from ftagent.engine.kernels.gpu.expert_plan import NO_HOST, ExpertStep
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 from ftagent.engine.kernels.gpu.signals import acquire, publish, wait_for_epoch
@@ -75,6 +76,7 @@ def combine_step(
         INNER=inner,
         BI=min(INNER, triton.next_power_of_2(max(1, inner))),
         HOST=with_host,
+        EARLY=experts.LATE_START,
         PATIENCE=met.patience_ns,
     )  # fmt: skip
 
@@ -199,7 +201,7 @@ def combine_kernel(
     P: tl.constexpr, PP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr,
     BLOCKS: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr, CHUNKS: tl.constexpr, CP: tl.constexpr,
     WIDTH: tl.constexpr, AT: tl.constexpr, INNER: tl.constexpr, BI: tl.constexpr, HOST: tl.constexpr,
-    PATIENCE: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     live = tl.load(rows)
@@ -218,11 +220,18 @@ def combine_kernel(
         inside = columns < H
         if INNER > 0:  # the shared expert's weights depend on nothing: they come while the experts still run
             first = _piece(down, columns, inside, tl.arange(0, BI), INNER)
+        at = x + row * H + columns
+        total = tl.zeros((BN,), tl.float32)
+        if EARLY:  # what came before the experts is complete: they let this kernel start behind their wait
+            residual = tl.load(at, mask=inside)
+            if INNER > 0:
+                total = _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
         wait_for_inputs(PDL)
         parts = _load_parts(partial, row, columns, inside, K, KP, H, CHUNKS, CP)
-        total = tl.zeros((BN,), tl.float32)
-        if INNER > 0:
-            total = _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
+        if not EARLY:
+            residual = tl.load(at, mask=inside)
+            if INNER > 0:
+                total = _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
         total += _device_part(
             parts, weights, seen, plan_slot, plan_cut, layer, row, P, K, KP, RECORDS, RUN, CHUNKS, CP, HOST
         )
@@ -235,5 +244,4 @@ def combine_kernel(
                     weights, host, done_ready, fail, tl.load(epoch), from_y, layer, row, columns, inside,
                     patience, K, KP, H,
                 )  # fmt: skip
-        at = x + row * H + columns
-        tl.store(at, tl.load(at, mask=inside) + total, mask=inside)
+        tl.store(at, residual + total, mask=inside)

@@ -22,6 +22,8 @@ from ftagent.engine.kernels.gpu.expert_plan import MAX_UPDATES, NO_HOST, ExpertS
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 from ftagent.engine.kernels.gpu.signals import acquire, publish, wait_for_epoch, wait_for_ticket
 
+LATE_START = False  # whether the next kernel starts only when what came before this one is complete
+
 
 def experts_step(
     step: ExpertStep,
@@ -67,6 +69,7 @@ def experts_step(
         STAGES=plan.stages,
         UPDATES=MAX_UPDATES,
         HOST=with_host,
+        LATE=LATE_START,
         PATIENCE=met.patience_ns,
     )  # fmt: skip
 
@@ -196,12 +199,15 @@ def experts_kernel(
     P: tl.constexpr, PP: tl.constexpr, LAUNCHED: tl.constexpr, K: tl.constexpr, G: tl.constexpr,
     GP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr,
     BLOCK: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, UPDATES: tl.constexpr,
-    HOST: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
+    HOST: tl.constexpr, LATE: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
+    if not LATE:
+        let_next_start(PDL)
     live = tl.load(rows) * K
     work = tl.program_id(0) - HOST
     wait_for_inputs(PDL)
+    if LATE:
+        let_next_start(PDL)
     now = tl.load(epoch)
     # A step that has failed is void: nothing in it waits any longer.
     patience = tl.where(tl.load(fail) == 0, tl.full((), PATIENCE, tl.int64), 0)
@@ -218,7 +224,11 @@ def experts_kernel(
                     P, PP, RECORDS, UPDATES,
                 )  # fmt: skip
     elif work // CHUNKS < live:
-        pair, slot = _in_launch_order(seen, live, work // CHUNKS, LAUNCHED)
+        if HOST:
+            pair, slot = _in_launch_order(seen, live, work // CHUNKS, LAUNCHED)
+        else:
+            pair = work // CHUNKS
+            slot = tl.load(seen + pair)
         first = (work % CHUNKS) * RUN
         last = tl.minimum(first + RUN, RECORDS)
         if slot < 0:

@@ -55,7 +55,8 @@ def experts_case(model: Model, device: Device, rows: int, host: int) -> Case:
         "P": pairs, "PP": pow2(pairs), "LAUNCHED": pow2(pairs), "K": model.per_token, "G": guesses,
         "GP": pow2(max(1, rows * guesses)), "H": model.hidden, "HP": pow2(model.hidden),
         "RECORDS": model.intermediate, "RUN": plan.run, "BLOCK": plan.block, "CHUNKS": plan.chunks,
-        "STAGES": plan.stages, "UPDATES": MAX_UPDATES, "HOST": host, "PATIENCE": PATIENCE_NS,
+        "STAGES": plan.stages, "UPDATES": MAX_UPDATES, "HOST": host, "LATE": True,
+        "PATIENCE": PATIENCE_NS,
     }  # fmt: skip
     return Case(GPU + "experts", "experts_kernel", types, dict(constants), plan.warps, plan.stages)
 
@@ -69,7 +70,7 @@ def combine_case(model: Model, device: Device, rows: int, host: int) -> Case:
         "BN": COLUMNS, "BLOCKS": model.hidden // COLUMNS, "RECORDS": model.intermediate, "RUN": plan.run,
         "CHUNKS": plan.chunks, "CP": pow2(plan.chunks), "WIDTH": 2048, "AT": model.experts,
         "INNER": model.shared, "BI": min(INNER, pow2(max(1, model.shared))), "HOST": host,
-        "PATIENCE": PATIENCE_NS,
+        "EARLY": True, "PATIENCE": PATIENCE_NS,
     }  # fmt: skip
     return Case(GPU + "combine", "combine_kernel", types, dict(constants))
 

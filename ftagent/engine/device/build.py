@@ -46,7 +46,9 @@ MOST_ROWS = 16  # of one decode chain
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """What was decided before loading. `context` and `chunk_tokens` in tokens; `staging` in experts."""
+    """What was decided before loading. `context` and `chunk_tokens` in tokens; `slots` and `staging` in
+    experts. `asked` is the user's mode, `mode` the one to start in.
+    """
 
     context: int
     chunk_tokens: int
@@ -57,7 +59,7 @@ class DevicePlan:
     max_running: int
     threads: int | None
     costs: CostModel
-    device_ns_per_token: int  # the device's own work on one layer of a prompt
+    device_ns_per_token: int  # the device's own work on one token of a prompt in one layer
     reference: bool = False
 
 

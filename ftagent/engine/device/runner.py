@@ -52,9 +52,9 @@ class DeviceRunner:
             self.experts.prefill.warm_up()
 
     def launch(self, chunks: Sequence[Chunk]) -> DeviceStep:
-        """Hand the decode rows to the device; prompts follow when the result is waited for."""
+        """Hand the first decode chain to the device; further chains and prompts follow in `wait`."""
         decode = [index for index, chunk in enumerate(chunks) if len(chunk.tokens) == 1]
-        if not self._steps:  # no native library to serve misses: decode rows take the way of prompts
+        if not self._steps:  # nobody serves misses (see DeviceExperts.chained): they take the way of prompts
             decode = []
         most = self._steps[-1].batch if self._steps else 1
         if self.experts is not None:

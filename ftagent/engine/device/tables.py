@@ -30,7 +30,10 @@ Policy = ExpertPolicy | NativePolicy
 
 
 class ExpertTables:
-    """Banks, slots and policy of all MoE layers, with `slot_of` int32 [L, E] and `slot_ptr` int64 [slots]."""
+    """Banks, slots and policy of all MoE layers, with `slot_of` int32 [L, E] and `slot_ptr` int64 [slots].
+
+    `slot_of` is the device's: during a decode step the conductor writes it too, and nobody here may.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class ExpertTables:
         return placement.slot
 
     def note_step(self, step: StepCounters) -> None:
-        """Count a decode step that the conductor served; a failed one leaves the device's table in doubt."""
+        """Count a decode step that the conductor served."""
         self.counters.begin_step()
         evictions = step.evictions
         for layer, (hits, misses) in enumerate(zip(step.layer_hits, step.layer_misses, strict=True)):

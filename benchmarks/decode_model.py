@@ -29,7 +29,7 @@ UNIQUE = 3  # layers' worth of dense weights of each kind
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """`delta` None: attention in every layer; otherwise in every fourth, as in Qwen3.5."""
+    """`delta` None: attention in every layer; otherwise in the last of `period` layers, as in Qwen3.5."""
 
     layers: int
     hidden: int
@@ -41,9 +41,10 @@ class StepShape:
     shared: int
     vocabulary: int
     pool: int  # experts in memory
+    period: int = 4
 
     def attends(self, layer: int) -> bool:
-        return self.delta is None or layer % 4 == 3
+        return self.delta is None or (layer + 1) % self.period == 0
 
     @property
     def router_rows(self) -> int:
@@ -60,8 +61,8 @@ SHAPES = {
         DeltaSpec(16, 32, 128, 128, 4, EPS), 256, 8, 512, 512, 151_936, 384,
     ),
     "tiny": StepShape(
-        4, 64, AttentionSpec(4, 2, 16, 8, 0.25, EPS, True), DeltaSpec(1, 2, 16, 8, 4, EPS),
-        8, 2, 8, 16, 70, 12,
+        2, 64, AttentionSpec(4, 2, 16, 8, 0.25, EPS, True), DeltaSpec(1, 2, 16, 8, 4, EPS),
+        8, 2, 8, 16, 70, 12, period=2,
     ),
 }  # fmt: skip
 
@@ -178,9 +179,12 @@ def pages_of(context: int) -> int:
     return context // PAGE_TOKENS + 1
 
 
-def make_step(model: DecodeModel, context: int, batch: int) -> DecodeStep:
-    """A step whose scratch holds what a whole step leaves, with its inputs written and no graph yet."""
-    pages = pages_of(context)
+def make_step(model: DecodeModel, context: int, batch: int, capacity: int = 0) -> DecodeStep:
+    """A step whose scratch holds what a whole step leaves, with its inputs written and no graph yet.
+
+    `capacity`, in tokens, is what the step could serve if it is more than `context`: attention is cut by it.
+    """
+    pages = max(pages_of(context), capacity // PAGE_TOKENS)
     step = DecodeStep(model, batch, pages, model.embedding.device)
     write_inputs(step, context, batch)
     step.launch()

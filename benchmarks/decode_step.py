@@ -6,7 +6,8 @@ Random weights at the shape of a real model (24 layers), every expert resident, 
 cases of a shape take turns; figures are medians of rounds, in microseconds a step and a layer.
 
 whole: the step, its bytes, their time at 4.5 TB/s and the rest, with and without programmatic dependent
-launch. choices: every other setting of the kernels, against the chosen ones. ends: mean time from the end of
+launch. choices: every other setting of the kernels, against the chosen ones, with the largest difference of a
+logit (random weights: one expert chosen otherwise changes them all). ends: mean time from the end of
 the kernel before to the end of each kind of kernel, from the profiler; these add up to the step. without: the
 step with each kind left out; the difference is what it costs on the critical path (without `route` all layers
 read the same experts). Without a CUDA device it runs once on a small shape under Triton's interpreter.
@@ -38,6 +39,7 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 DTYPE = torch.bfloat16
 BANDWIDTH = 4.5e12  # bytes a second that this device's memory gives to one kernel
+CAPACITY = 32_768 if CUDA else 0  # tokens that a step could serve
 ROUNDS = 9
 REPLAYS = 12
 PARTS = ("whole", "choices", "ends", "without")
@@ -60,6 +62,8 @@ class Case:
     step: DecodeStep
     seconds: list[float] = field(default_factory=list)
 
+    bits: str = ""  # how the logits compare with those of the first case
+
     @property
     def us(self) -> float:
         return statistics.median(self.seconds) * 1e6
@@ -73,8 +77,21 @@ CHOICES: dict[str, tuple[Setting, ...]] = {
     "product + residual: prefetch late": (Setting(linear, "ADD_PREFETCH", linear.LATE),),
     "experts: combine starts behind their wait": (Setting(experts, "LATE_START", True),),
     "delta net: states loaded early": (Setting(delta, "EARLY_START", True),),
+    "route: all slots beside the logits": (Setting(route, "SLOTS_AT_ONCE", True),),
+    "candidates in two launches": (Setting(sample, "BLOCK", 4096), Setting(sample, "WARPS", 16)),
     "products: half the rows a program": (Setting(linear, "LANE_WEIGHTS", 32),),
 }
+
+TOGETHER = (
+    Setting(attention, "NEW_TOKEN_APART", True),
+    Setting(linear, "NORM_PREFETCH", linear.LATE),
+    Setting(linear, "ADD_PREFETCH", linear.EARLY),
+    Setting(experts, "LATE_START", True),
+    Setting(delta, "EARLY_START", True),
+    Setting(route, "SLOTS_AT_ONCE", True),
+    Setting(sample, "BLOCK", 4096),
+    Setting(sample, "WARPS", 16),
+)
 
 
 @contextmanager
@@ -122,7 +139,7 @@ class Bench:
     def add(self, name: str, chosen: Sequence[Setting] = (), plain: bool = False, left_out: str = "") -> Case:
         """Capture the step with some settings, without PDL, or without one kind of kernel."""
         with settings(chosen), plain_launches() if plain else nullcontext():
-            step = make_step(self.model, self.context, self.batch)
+            step = make_step(self.model, self.context, self.batch, CAPACITY)
             self.labels.clear()
 
             def wanted(kind: str) -> bool:
@@ -145,10 +162,29 @@ class Bench:
             for case in self.cases:
                 case.seconds.append(seconds(case.step) if CUDA else float("nan"))
 
+    def compare(self) -> None:
+        """Whether a case always gives the same bits, and the first case's; a race would show here."""
+        expected = self.logits(self.cases[0])
+        for case in self.cases:
+            found = [self.logits(case) for _ in range(5 if CUDA else 1)]
+            steady = all(torch.equal(found[0], again) for again in found)
+            worst = float((found[0] - expected).abs().max())
+            case.bits = ("" if steady else "UNSTEADY ") + (f"logits differ by {worst:.2g}" if worst else "")
+
+    def logits(self, case: Case) -> torch.Tensor:
+        """Of one step from empty states."""
+        self.model.states.conv.zero_()
+        self.model.states.recurrent.zero_()
+        case.step.launch()
+        return case.step.outputs.logits.clone()
+
     def line(self, case: Case, base: Case | None = None) -> None:
         us = case.us
         against = "" if base is None else f"  {us - base.us:+8.1f} a step {self.a_layer(us - base.us):+7.2f}"
-        print(f"  {case.name:44} {us:8.1f} us  {self.a_layer(us):6.2f} a layer{against}", flush=True)
+        print(
+            f"  {case.name:44} {us:8.1f} us  {self.a_layer(us):6.2f} a layer{against}  {case.bits}",
+            flush=True,
+        )
 
     def a_layer(self, us: float) -> float:
         return us / self.shape.layers
@@ -191,6 +227,9 @@ def report(bench: Bench, parts: Sequence[str]) -> None:
     labels = list(bench.labels)
     plain = bench.add("without programmatic dependent launch", plain=True)
     choices = [bench.add(name, chosen) for name, chosen in CHOICES.items() if "choices" in parts]
+    if choices:
+        choices.append(bench.add("all that was written to be faster", TOGETHER))
+    bench.compare()
     kinds = list(dict.fromkeys(labels)) if "without" in parts else []
     left = [bench.add(f"without {kind} ({labels.count(kind)})", left_out=kind) for kind in kinds]
     bench.measure()

@@ -17,6 +17,7 @@ from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_i
 
 CANDIDATES = 64
 BLOCK = 1024  # keys of a program
+WARPS = 8
 NOTHING = -(2**63)  # below every key; the interpreter wants such constants as arguments
 LOW_HALF = 2**31 - 1
 
@@ -89,7 +90,7 @@ def candidates(logits: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, ro
             (blocks, batch),
             source, target, values, ids, rows, count, target_count,
             FIRST=source is logits, LAST=blocks == 1, BEST=CANDIDATES, SIZE=BLOCK,
-            NOTHING=NOTHING, LOW=LOW_HALF, warps=8,
+            NOTHING=NOTHING, LOW=LOW_HALF, warps=WARPS,
         )  # fmt: skip
         if blocks == 1:
             return

@@ -43,6 +43,7 @@ def route_case(model: Model) -> Case:
     constants = {
         "WIDTH": 2 * model.experts, "E": model.experts, "EP": model.experts, "K": model.per_token,
         "KP": pow2(model.per_token), "RENORMALISE": True, "GUESS_AT": model.experts, "G": model.per_token,
+        "AT_ONCE": True,
     }  # fmt: skip
     return Case(GPU + "route", "route_kernel", types, dict(constants), warps=1)
 

@@ -5,6 +5,7 @@ compiler, memory that cannot be registered or had, a CPU worker that hangs.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from ftagent.engine.experts.costs import CostModel
 from ftagent.engine.experts.native_executor import NativeExecutor, TorchExecutor
 from ftagent.engine.experts.pinning import CudaRegistrar, Registrar
 from ftagent.engine.machine import native
-from ftagent.engine.machine.record_threads import ExecutorFailed
+from ftagent.engine.machine.record_threads import ExecutorFailed, RecordPart
 from ftagent.engine.options import EngineOptions, Mode
 from ftagent.engine.prepare import Preparer
 from ftagent.engine.prompt.template import ChatTemplate
@@ -158,6 +159,10 @@ def check_decode_only(runner: DeviceRunner, oracle: Oracle) -> None:
     runner.experts.check_integrity()
 
 
+def device_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
 PLACES = ["SlotStore", "StagingRing", "MailboxLayout", "Conductor", "PrefillExperts", "DecodeStep"]
 
 
@@ -182,6 +187,7 @@ def test_memory_that_cannot_be_had_is_the_planners_message(
     monkeypatch.setattr(build, "record_executor", watched)
     monkeypatch.setattr(build, place, refuse)
     before = set(threading.enumerate())
+    used = device_bytes(device)
     with pytest.raises(LoadFailed) as caught:
         load_on(device, tmp_path, twin_options("hybrid", "4"), torch.float32)
     words = str(caught.value)
@@ -194,6 +200,8 @@ def test_memory_that_cannot_be_had_is_the_planners_message(
     assert caught.value.__context__ is None, "else it holds what was allocated"
     assert not ledger.held
     assert set(threading.enumerate()) <= before
+    gc.collect()
+    assert device_bytes(device) == used
     assert [executor.failed for executor in opened] == ["the expert executor is closed"] * len(opened)
     assert bool(opened) == (place not in ("SlotStore", "StagingRing"))
 
@@ -275,3 +283,37 @@ def test_a_worker_that_hangs_in_a_prompt_is_known_to_decode(tmp_path: Path, devi
         assert stats.mode == "offload"
         assert stats.mode_reason is not None
         assert "hybrid cannot be run: expert worker 0 of 1 did not answer" in stats.mode_reason
+
+
+@pytest.mark.slow
+def test_without_the_cpu_few_slots_serve_rows_one_by_one(tmp_path: Path, device: torch.device) -> None:
+    """Four slots for two layers hold the three experts of one token, not the six of two."""
+    oracle = Oracle("qwen3_moe", tmp_path, 25, SMALL)
+    texts = [oracle.tokens(3, seed) for seed in (1, 2)]
+    expected = [oracle.logits(tokens) for tokens in texts]
+    with loaded(device, tmp_path, twin_options("hybrid", "4", max_running=2)) as runner:
+        assert runner.experts is not None
+        host = runner.experts.prefill._host
+        assert host is not None
+        assert isinstance(host._executor, NativeExecutor)
+        assert runner.experts.most_rows is None
+        kept = hang(host._executor)
+        assert runner.experts.most_rows == 1
+        requests = [Request(runner) for _ in texts]
+        for place in range(3):
+            rows = runner.step([r.chunk([text[place]]) for r, text in zip(requests, texts, strict=True)])
+            for row, logits in zip(rows, expected, strict=True):
+                assert float((row.cpu() - logits[place]).abs().max()) < TOLERANCE
+        assert runner.experts.mode == "offload"
+        del kept
+
+
+def hang(executor: NativeExecutor) -> tuple[torch.Tensor, ...]:
+    """A worker does not answer in time, with work on the tensors that are returned: keep them meanwhile."""
+    shape = executor.shape
+    records = torch.zeros(shape.intermediate, 3, shape.hidden, dtype=shape.dtype)
+    x, y = torch.zeros(1, shape.hidden, dtype=shape.dtype), torch.zeros(1, shape.hidden)
+    executor.stall_for_test(0.5)
+    with pytest.raises(ExecutorFailed):
+        executor.run([RecordPart(records.data_ptr(), 0, shape.intermediate, 0)], x, y, timeout_s=0.1)
+    return records, x, y

@@ -52,7 +52,16 @@ def test_a_pools_name_is_escaped() -> None:
 def test_plain_names_every_field() -> None:
     optional = {
         **dict.fromkeys(
-            ("fetched", "cpu_computed", "split", "backfilled", "guessed", "bytes_link", "bytes_cpu")
+            (
+                "fetched",
+                "cpu_computed",
+                "split",
+                "backfilled",
+                "guessed",
+                "guess_used",
+                "bytes_link",
+                "bytes_cpu",
+            )
         ),
         **dict.fromkeys(("link_ns", "cpu_ns", "q", "q_optimum", "mode", "mode_reason")),
     }

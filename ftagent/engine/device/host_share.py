@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from ftagent.engine.experts.costs import SMOOTHING, choose_fetches
 from ftagent.engine.experts.native_executor import RecordExecutor
 from ftagent.engine.machine.record_threads import RecordPart
+from ftagent.errors import EngineError
 
 if TYPE_CHECKING:
     from ftagent.engine.device.prefill import Sorted
@@ -43,13 +45,13 @@ class HostShare:
         self._timeout_s = timeout_s
         self._row_ns: int | None = None  # one more row of an expert, as measured; None: as the model says
 
-    def share(self, missing: Sequence[int], rows: Sequence[int]) -> frozenset[int]:
-        """Which of `missing` the CPU should compute, so that it ends when the link does."""
     @property
     def failed(self) -> str | None:
         """Why the CPU computes nothing any more."""
         return self._executor.failed
 
+    def share(self, missing: Sequence[int], rows: Sequence[int]) -> frozenset[int]:
+        """Which of `missing` the CPU should compute, so that it ends when the link does."""
         if self._executor.failed is not None:
             return frozenset()
         order = sorted(missing, key=lambda expert: (-rows[expert], expert))
@@ -107,6 +109,11 @@ class HostShare:
     def close(self) -> None:
         """End the CPU's threads."""
         self._executor.close()
+
+    def abandon(self) -> None:
+        """Wait until the threads have let go of a job whose result nobody wants."""
+        with suppress(EngineError):
+            self._executor.wait(self._timeout_s)
 
     def _learn(self, job: HostJob, measured_ns: int) -> None:
         """Correct what a row costs: processors differ most in that."""

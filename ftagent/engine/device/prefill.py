@@ -120,8 +120,13 @@ class PrefillExperts:
         here = [0 if expert in on_host else count for expert, count in enumerate(rows)]
         missing = [slot is None for slot in self._usable(layer)]
         groups = group_experts(here, missing, GROUP_PAIRS, max(self._ring.places // 2, 1))
-        for group in groups:
-            self._compute(layer, group, here, pairs, x, weights, y)
+        try:
+            for group in groups:
+                self._compute(layer, group, here, pairs, x, weights, y)
+        except BaseException:
+            if job is not None and self._host is not None:
+                self._host.abandon()  # its threads use the job's memory, which is about to be freed
+            raise
         if job is not None and self._host is not None:
             self._host.finish(job, weights, y)
         self._drop_unused(layer)

@@ -77,6 +77,7 @@ CHOICES: dict[str, tuple[Setting, ...]] = {
     "product + residual: prefetch late": (Setting(linear, "ADD_PREFETCH", linear.LATE),),
     "experts: combine starts behind their wait": (Setting(experts, "LATE_START", True),),
     "delta net: states loaded early": (Setting(delta, "EARLY_START", True),),
+    "delta net: 16 warps a state": (Setting(delta, "STEP_WARPS", 16),),
     "route: all slots beside the logits": (Setting(route, "SLOTS_AT_ONCE", True),),
     "candidates in two launches": (Setting(sample, "BLOCK", 4096), Setting(sample, "WARPS", 16)),
     "products: half the rows a program": (Setting(linear, "LANE_WEIGHTS", 32),),

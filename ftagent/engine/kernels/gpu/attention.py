@@ -97,14 +97,16 @@ def _turned(  # noqa: PLR0913
 ):
     """Heads [n, dims] at `places` [n, 1], normed by rows of `norm` [n, 1] and rotated; float32."""
     head = tl.load(places + dims, mask=inside, other=0.0)
-    inverse = tl.rsqrt(tl.sum(head * head, axis=1) / DIM + eps)[:, None]
-    normed = head * inverse * tl.load(norm + dims, mask=inside, other=0.0)
-    if ROTARY > 0:
+    weight = tl.load(norm + dims, mask=inside, other=0.0)
+    if ROTARY > 0:  # all that is to be loaded is asked for before the first sum
         other = tl.where(dims < ROTARY // 2, dims + ROTARY // 2, dims - ROTARY // 2)
         turns = inside & (dims < ROTARY)
-        partner = tl.load(places + other, mask=turns, other=0.0) * inverse
-        partner *= tl.load(norm + other, mask=turns, other=0.0)
-        normed = normed * angle_cos + partner * angle_sin
+        partner = tl.load(places + other, mask=turns, other=0.0)
+        partner_weight = tl.load(norm + other, mask=turns, other=0.0)
+    inverse = tl.rsqrt(tl.sum(head * head, axis=1) / DIM + eps)[:, None]
+    normed = head * inverse * weight
+    if ROTARY > 0:
+        normed = normed * angle_cos + partner * inverse * partner_weight * angle_sin
     return normed
 
 

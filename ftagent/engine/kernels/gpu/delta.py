@@ -22,6 +22,7 @@ import triton.language as tl
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 
 CHANNELS = 256  # of one program of `_convolve`
+STEP_WARPS = 8  # of a program of `_step`
 EARLY_START = False  # whether the next kernel may start at once
 LENGTH_FLOOR = tl.constexpr(1e-6)  # as in kernels.delta_rule.unit_length
 
@@ -179,5 +180,5 @@ def delta_decode(  # noqa: PLR0913
         flat, mixed, rate, bias, norm, recurrent, slots, out, rows, flat.stride(0), spec.eps,
         KEY_HEADS=spec.key_heads, HEADS=spec.value_heads, DK=key_dim, DV=value_dim,
         DK_TILE=triton.next_power_of_2(key_dim), DV_TILE=triton.next_power_of_2(value_dim), EARLY=EARLY_START,
-        warps=8,
+        warps=STEP_WARPS,
     )  # fmt: skip

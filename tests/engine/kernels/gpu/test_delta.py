@@ -137,8 +137,9 @@ def cases() -> list[Case]:
         "EARLY": True,
     }  # fmt: skip
     steps = [
-        Case(MODULE, "_step", (*["*fp32"] * 6, "*i32", kind, "*i32", "i32", "fp32"), shape, 8)
+        Case(MODULE, "_step", (*["*fp32"] * 6, "*i32", kind, "*i32", "i32", "fp32"), shape, warps)
         for kind in ("*bf16", "*fp32")
+        for warps in (8, 16)
     ]
     return [convolve, *steps]
 

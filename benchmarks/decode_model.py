@@ -188,6 +188,8 @@ def make_step(model: DecodeModel, context: int, batch: int, capacity: int = 0) -
     step = DecodeStep(model, batch, pages, model.embedding.device)
     write_inputs(step, context, batch)
     step.launch()
+    if step.outputs.logits.is_cuda:
+        torch.cuda.synchronize()  # the inputs have been read and may be written anew
     return step
 
 

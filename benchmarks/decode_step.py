@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -60,8 +61,8 @@ class Case:
 
     name: str
     step: DecodeStep
+    labels: tuple[str, ...]  # of its launches
     seconds: list[float] = field(default_factory=list)
-
     bits: str = ""  # how the logits compare with those of the first case
 
     @property
@@ -135,23 +136,22 @@ class Bench:
         self.shape, self.context, self.batch = shape, context, batch
         self.model: DecodeModel = make_model(shape, context, batch, Maker(DTYPE, DEVICE))
         self.cases: list[Case] = []
-        self.labels: list[str] = []
 
     def add(self, name: str, chosen: Sequence[Setting] = (), plain: bool = False, left_out: str = "") -> Case:
         """Capture the step with some settings, without PDL, or without one kind of kernel."""
+        labels: list[str] = []
+
+        def wanted(kind: str) -> bool:
+            labels.append(kind)
+            return kind != left_out
+
         with settings(chosen), plain_launches() if plain else nullcontext():
             step = make_step(self.model, self.context, self.batch, CAPACITY)
-            self.labels.clear()
-
-            def wanted(kind: str) -> bool:
-                self.labels.append(kind)
-                return kind != left_out
-
             with intercepted(wanted):
                 step.prepare()
-        self.labels = self.labels[-len(self.labels) // 2 :] if CUDA else self.labels
         write_inputs(step, self.context, self.batch)
-        case = Case(name, step)
+        # On a device all is launched once to compile it, and again to capture it.
+        case = Case(name, step, tuple(labels[len(labels) // 2 :] if CUDA else labels))
         self.cases.append(case)
         return case
 
@@ -204,30 +204,34 @@ def seconds(step: DecodeStep) -> float:
     return float(begin.elapsed_time(end)) / 1e3 / REPLAYS
 
 
-def ends(case: Case, labels: Sequence[str]) -> dict[str, list[float]]:
+def ends(case: Case) -> dict[str, list[float]]:
     """Microseconds from the end of the kernel before to the end of each, by label, of one profiled step.
 
     Empty where the profiler saw other kernels than were launched.
     """
+    labels = case.labels
     names = {kind.split()[0] for kind in labels}
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(3):
             case.step.launch()
         torch.cuda.synchronize()
     spans = [event.time_range for event in profile.events() if event.name in names]
+    if len(spans) != 3 * len(labels):
+        return {}
     spans = sorted(spans, key=lambda span: span.start)[-len(labels) :]
     found: dict[str, list[float]] = defaultdict(list)
-    for kind, before, span in zip(labels[1:], spans, spans[1:], strict=False):
+    for kind, before, span in zip(labels[1:], spans[:-1], spans[1:], strict=True):
         found[kind].append(span.end - before.end)
-    return dict(found) if len(spans) == len(labels) else {}
+    return dict(found)
 
 
 def report(bench: Bench, parts: Sequence[str]) -> None:
     shape = bench.shape
     whole = bench.add("chosen settings")
-    labels = list(bench.labels)
+    labels = whole.labels
     plain = bench.add("without programmatic dependent launch", plain=True)
-    choices = [bench.add(name, chosen) for name, chosen in CHOICES.items() if "choices" in parts]
+    names = [name for name in CHOICES if shape.delta is not None or not name.startswith("delta net")]
+    choices = [bench.add(name, CHOICES[name]) for name in names if "choices" in parts]
     if choices:
         choices.append(bench.add("all that was written to be faster", TOGETHER))
     bench.compare()
@@ -245,11 +249,18 @@ def report(bench: Bench, parts: Sequence[str]) -> None:
     for case in left:
         bench.line(case, whole)
     if CUDA and "ends" in parts:
-        total = ends(whole, labels)
-        for kind, times in total.items():
-            middle, sum_us = statistics.median(times), sum(times)
-            print(f"  ends: {kind:32} {len(times):3} x {middle:6.2f} us (median), {sum_us:8.1f} a step")
-        print(f"  ends add up to {sum(map(sum, total.values())):.1f} us", flush=True)
+        for case in (whole, *choices[-1:]):
+            report_ends(case)
+
+
+def report_ends(case: Case) -> None:
+    print(f"  {case.name}: from the end of the kernel before to its own end, median, and sum of a step")
+    total = ends(case)
+    for kind, times in total.items():
+        print(f"    {kind:32} {len(times):3} x {statistics.median(times):6.2f} us {sum(times):8.1f} us")
+    print(
+        f"    in all {sum(map(sum, total.values())):.1f} us" if total else "    other kernels ran", flush=True
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -263,8 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     for name in options.model:
+        begin = time.perf_counter()
         print(f"{name}: {SHAPES[name].layers} layers, context {options.context}, batch {options.batch}")
         report(Bench(SHAPES[name], options.context, options.batch), options.part)
+        print(f"  measured in {time.perf_counter() - begin:.0f} s", flush=True)
         if CUDA:
             torch.cuda.empty_cache()
 

@@ -31,8 +31,8 @@ def test_a_report_has_every_case(
 
 def test_a_kind_that_is_left_out_is_not_launched(device: torch.device) -> None:
     bench = Bench(TINY, 70, 1)
-    step = bench.add("whole").step
-    kinds = set(bench.labels)
+    case = bench.add("whole")
+    step, kinds = case.step, set(case.labels)
     assert {"_attend", "_join", "_step", "_convolve", "experts_kernel", "combine_kernel"} <= kinds
     head = f"_norm_linear {TINY.vocabulary}"
     assert head in kinds

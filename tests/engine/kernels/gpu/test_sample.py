@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftagent.engine.kernels.gpu import sample
+from ftagent.engine.kernels.gpu import sample
 from ftagent.engine.kernels.gpu.sample import CANDIDATES, candidates
 from tests.engine.kernels.compiling import Case, assert_no_spills, cuobjdump
 
@@ -75,6 +76,14 @@ def test_all_masked_but_one(device: torch.device) -> None:
     check(logits, 1)
 
 
+@pytest.mark.slow
+def test_larger_blocks(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "BLOCK", 4096)
+    monkeypatch.setattr(sample, "WARPS", 16)
+    torch.manual_seed(7)
+    check(torch.randn(1, 4200, device=device).round(decimals=1), 1)
+
+
 @pytest.mark.parametrize(("size", "sign"), [(70, 1.0), (70, -1.0), (150, -1.0)])
 def test_a_nan_spoils_its_row_only(device: torch.device, size: int, sign: float) -> None:
     torch.manual_seed(size)
@@ -88,10 +97,20 @@ def test_a_nan_spoils_its_row_only(device: torch.device, size: int, sign: float)
 
 @pytest.mark.slow
 @pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump beside Triton")
-def test_nothing_spills() -> None:
-    shape = {"BEST": CANDIDATES, "SIZE": 1024, "NOTHING": -(2**63), "LOW": 2**31 - 1}
+@pytest.mark.parametrize(("size", "warps"), [(1024, 8), (4096, 16)])
+def test_nothing_spills(size: int, warps: int) -> None:
+    shape = {"BEST": CANDIDATES, "SIZE": size, "NOTHING": -(2**63), "LOW": 2**31 - 1}
     rest = ("*fp32", "*i32", "*i32", "i32", "i32")
-    first = Case(MODULE, "_best", ("*fp32", "*i64", *rest), {**shape, "FIRST": True, "LAST": False}, warps=8)
-    middle = Case(MODULE, "_best", ("*i64", "*i64", *rest), {**shape, "FIRST": False, "LAST": False}, warps=8)
-    last = Case(MODULE, "_best", ("*i64", "*fp32", *rest), {**shape, "FIRST": False, "LAST": True}, warps=8)
-    assert_no_spills([first, middle, last])
+    first = Case(
+        MODULE, "_best", ("*fp32", "*i64", *rest), {**shape, "FIRST": True, "LAST": False}, warps=warps
+    )
+    middle = Case(
+        MODULE, "_best", ("*i64", "*i64", *rest), {**shape, "FIRST": False, "LAST": False}, warps=warps
+    )
+    last = Case(
+        MODULE, "_best", ("*i64", "*fp32", *rest), {**shape, "FIRST": False, "LAST": True}, warps=warps
+    )
+    if size == 1024:
+        assert_no_spills([first, middle, last])
+    else:
+        assert_no_spills([first, last], [90])

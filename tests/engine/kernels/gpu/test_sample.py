@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftagent.engine.kernels.gpu import sample
-from ftagent.engine.kernels.gpu import sample
 from ftagent.engine.kernels.gpu.sample import CANDIDATES, candidates
 from tests.engine.kernels.compiling import Case, assert_no_spills, cuobjdump
 

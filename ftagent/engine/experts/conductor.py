@@ -19,6 +19,7 @@ from ftagent.engine.experts.link import Link
 from ftagent.engine.experts.mailbox import MailboxLayout, Offsets
 from ftagent.engine.experts.native_policy import NativePolicy, bind
 from ftagent.engine.experts.sizing import slots_in_reserve
+from ftagent.engine.machine.handles import Handle
 from ftagent.engine.options import Mode
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ class Executor(Protocol):
 
     @property
     def handle(self) -> int: ...
+
+    @property
+    def native(self) -> Handle: ...
 
 
 class Addresses(NamedTuple):
@@ -164,7 +168,11 @@ class Conductor:
         anew from the policy."""
         self.mode: Mode = options.mode
         """In which the last step ran, or the one after a fall-back will."""
-        self._handle: int = self._library.ft_conductor_new(byref(setup))
+        address = self._library.ft_conductor_new(byref(setup))
+        self._native = Handle(address, self._library.ft_conductor_free)
+        for part in (policy, executor, link):
+            if part is not None:
+                part.native.used_by(self._native)
 
     def _setup(
         self, intermediate: int, addresses: Addresses, costs: CostModel, options: ConductorOptions
@@ -199,14 +207,13 @@ class Conductor:
             int(options.post_s * 1e9),
         )
 
-    def __del__(self) -> None:
-        self.close()
-
     def close(self) -> None:
         """Settle and end the thread. Waits for a step that runs."""
-        if getattr(self, "_handle", 0):
-            self._library.ft_conductor_free(self._handle)
-            self._handle = 0
+        self._native.close()
+
+    @property
+    def _handle(self) -> int:
+        return self._native.address
 
     def begin_step(self, epoch: int, rows: int) -> None:
         """Before the step is launched. `epoch` is positive and differs from the last one; `rows` are live."""

@@ -12,6 +12,7 @@ from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32,
 from typing import NamedTuple
 
 from ftagent.engine.experts.native_policy import bind
+from ftagent.engine.machine.handles import Handle
 from ftagent.errors import EngineError
 
 DRIVER = "libcuda.so.1"
@@ -60,17 +61,16 @@ class Link:
 
     def __init__(self, library: ctypes.CDLL, handle: int) -> None:
         self._library = library
-        self.handle = handle
-        """Address of the ft::Link, for the conductor."""
+        self.native = Handle(handle, library.ft_link_free)
 
-    def __del__(self) -> None:
-        self.close()
+    @property
+    def handle(self) -> int:
+        """Address of the ft::Link, for the conductor; 0 once closed."""
+        return self.native.address
 
     def close(self) -> None:
         """Waits for what is under way."""
-        if getattr(self, "handle", 0):
-            self._library.ft_link_free(self.handle)
-            self.handle = 0
+        self.native.close()
 
     def submit(self, copies: Sequence[Copy], writes: Sequence[Write] = ()) -> int:
         """Number of the submission. Returns before the copies are done. Raises LinkFailed."""

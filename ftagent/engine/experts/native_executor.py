@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from ftagent.engine.machine import native
+from ftagent.engine.machine.handles import Handle
 from ftagent.engine.machine.record_threads import ExecutorFailed, ExpertSizes, RecordPart, RecordThreads
 from ftagent.errors import EngineError
 
@@ -87,6 +88,10 @@ class NativeExecutor:
     def handle(self) -> int:
         """Address of the ft::Executor, for the conductor; 0 once closed."""
         return self._team.handle
+
+    @property
+    def native(self) -> Handle:
+        return self._team.native
 
     @property
     def failed(self) -> str | None:

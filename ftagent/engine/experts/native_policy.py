@@ -10,6 +10,7 @@ import ctypes
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_void_p
 
 from ftagent.engine.experts.policy import ExpertPolicy, Placement, Worth
+from ftagent.engine.machine.handles import Handle
 
 _MESSAGE = 200  # bytes for a sentence from the library
 
@@ -41,13 +42,12 @@ class NativePolicy:
         self.floor = floor
         self.library = library  # for the conductor
         _bind_all(library)
-        self.handle: int = library.ft_policy_new(layers, experts, slots, floor)
-        """Address of the ft::Policy, for the conductor."""
+        self.native = Handle(library.ft_policy_new(layers, experts, slots, floor), library.ft_policy_free)
 
-    def __del__(self) -> None:
-        if getattr(self, "handle", 0):
-            self.library.ft_policy_free(self.handle)
-            self.handle = 0
+    @property
+    def handle(self) -> int:
+        """Address of the ft::Policy, for the conductor."""
+        return self.native.address
 
     @property
     def resident(self) -> int:

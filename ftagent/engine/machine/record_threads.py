@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ftagent.engine.machine import cores as machine_cores
 from ftagent.engine.machine import native
+from ftagent.engine.machine.handles import Handle
 from ftagent.errors import EngineError
 
 ISAS = ("scalar", "avx2", "avx512", "avx512bf16")
@@ -129,8 +130,9 @@ class RecordThreads:
         shape = _Shape(sizes.hidden, sizes.intermediate, DTYPES.index(sizes.dtype), sizes.row_bytes)
         limit = -1 if isa is None else ISAS.index(isa)
         places = (ctypes.c_int32 * len(where))(*where)
-        self.handle: int = library.ft_executor_new(ctypes.byref(shape), len(where), places, limit) or 0
-        if not self.handle:
+        address = library.ft_executor_new(ctypes.byref(shape), len(where), places, limit) or 0
+        self.native = Handle(address, library.ft_executor_free)
+        if not address:
             raise EngineError(f"cannot start {len(where)} expert threads: no memory, or a limit on threads")
 
     @property
@@ -141,6 +143,10 @@ class RecordThreads:
             if worker >= 0:
                 self._failed = f"expert worker {worker} of {self.threads} does not answer"
         return self._failed
+
+    @property
+    def handle(self) -> int:
+        return self.native.address
 
     @property
     def threads(self) -> int:
@@ -220,9 +226,8 @@ class RecordThreads:
 
     def close(self) -> None:
         """Ends and joins the threads; one that hangs is let go of. May be called twice."""
-        handle, self.handle = self.handle, 0
-        if handle:
-            self._library.ft_executor_free(handle)
+        if self.handle:
+            self.native.close()
             self._failed = self._failed or "the expert executor is closed"
 
     def _open(self) -> int:

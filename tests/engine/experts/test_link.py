@@ -87,8 +87,9 @@ def test_words_come_behind_their_copies(library: ctypes.CDLL) -> None:
 
 def test_loopback_takes_the_time_of_its_bandwidth(library: ctypes.CDLL) -> None:
     link = loopback_link(library, bytes_per_s=1e7)
+    region = Region(1, 200_000)  # it must outlive the copy
     started = time.monotonic()
-    link.wait(link.submit(Region(1, 200_000).copies()), 10)
+    link.wait(link.submit(region.copies()), 10)
     assert time.monotonic() - started >= 0.02
 
 

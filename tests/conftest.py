@@ -1,6 +1,7 @@
 """Triton kernels run natively where there is a CUDA device, and under the interpreter elsewhere.
 
-The interpreter must be chosen before the kernels are imported, hence here and not in a fixture. A test says
+The interpreter must be chosen before anything imports Triton, as transformers does: hence here, before all
+tests are collected, and not in a fixture. A test says
 that it runs kernels by asking for `device`: with a CUDA device it then carries the mark `gpu`, so that
 `pytest -m gpu` is all that needs the device and nothing else.
 """

@@ -31,6 +31,7 @@ class Model:
     shared: int
 
 
+FRAME = 16  # bytes
 MODELS = {"30b": Model(2048, 768, 128, 8, 0), "35b": Model(2048, 512, 256, 8, 512)}
 
 
@@ -123,5 +124,6 @@ def test_nothing_spills_with_a_shared_expert() -> None:
 def check(cases: list[Case], capability: int) -> None:
     used = compile_all(cases, (capability,))
     assert len(used) == len(cases)
-    assert [line for line in used if line.stack or line.local] == []
+    # A frame of some bytes without local memory is no spill: the assembler keeps room it does not use.
+    assert [line for line in used if line.local or line.stack > FRAME] == []
     assert [line for line in used if line.shared > DEVICES[capability].shared] == []

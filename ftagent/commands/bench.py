@@ -5,7 +5,7 @@ Knows options and how figures are shown; `engine.bench` and `engine.machine.band
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,13 @@ _REFERENCE = click.option(
 )
 
 
+def _engine_bench(function: Callable[..., None]) -> Callable[..., None]:
+    """The flags of a command that measures an engine."""
+    for flag in (setting_flags(ENGINE_FLAGS), json_flag, _REFERENCE, _REPEATS):
+        function = flag(function)
+    return function
+
+
 @click.group()
 def command() -> None:
     """Measure bandwidths, decode and prefill speed."""
@@ -87,10 +94,7 @@ def command() -> None:
     show_default=True,
     help="Tokens to generate.",
 )
-@_REPEATS
-@_REFERENCE
-@json_flag
-@setting_flags(ENGINE_FLAGS)
+@_engine_bench
 def decode(behind: int, tokens: int, repeats: int, reference: bool, as_json: bool, **flags: Any) -> None:
     """Tokens per second that one request is given, once it has begun."""
     log_to_stderr()
@@ -109,10 +113,7 @@ def decode(behind: int, tokens: int, repeats: int, reference: bool, as_json: boo
     show_default=True,
     help="Tokens of the prompt.",
 )
-@_REPEATS
-@_REFERENCE
-@json_flag
-@setting_flags(ENGINE_FLAGS)
+@_engine_bench
 def prefill(tokens: int, repeats: int, reference: bool, as_json: bool, **flags: Any) -> None:
     """Seconds from a request to its first token, for a prompt of which nothing is kept."""
     log_to_stderr()

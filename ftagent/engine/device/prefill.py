@@ -53,7 +53,6 @@ class PrefillExperts:
         self._host = host
         self._staged: deque[Staged] = deque()
         self._ahead = False
-        self._device_ns = 0
 
     @property
     def host_failed(self) -> str | None:
@@ -123,9 +122,9 @@ class PrefillExperts:
         try:
             for group in groups:
                 self._compute(layer, group, here, pairs, x, weights, y)
-        except BaseException:
+        except BaseException:  # whatever it was, the CPU's threads use the job's memory, which is freed next
             if job is not None and self._host is not None:
-                self._host.abandon()  # its threads use the job's memory, which is about to be freed
+                self._host.abandon()
             raise
         if job is not None and self._host is not None:
             self._host.finish(job, weights, y)

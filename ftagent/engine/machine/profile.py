@@ -207,7 +207,7 @@ def _write(file: Path, data: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(name, file)
-    except BaseException:
+    except BaseException:  # an interrupt too must not leave the temporary file behind
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise

@@ -132,7 +132,7 @@ def make_model(shape: StepShape, context: int, batch: int, make: Maker) -> Decod
     spec, delta = shape.attention, shape.delta
     attended = sum(shape.attends(layer) for layer in range(shape.layers))
     pages = batch * pages_of(context)
-    kv = KvStorage(KvShape(attended, spec.kv_heads, spec.head_dim), pages, dtype, device)
+    kv = KvStorage(KvShape(attended, 2 * spec.kv_heads, spec.head_dim), pages, dtype, device)
     for layer in range(attended):
         kv.layer(layer).normal_()
     states = StateShape()

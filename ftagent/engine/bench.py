@@ -193,9 +193,10 @@ def model_expert_sizes(model: str) -> ExpertSizes:
     Raises LoadFailed for what is no model, ConfigError for a model without experts.
     """
     from ftagent import demo
-    from ftagent.engine.load import SMALL_MODEL_BYTES, parameters
+    from ftagent.engine.load import SMALL_MODEL_BYTES
     from ftagent.engine.machine.record_pool import expert_sizes
     from ftagent.engine.models.registry import model_config
+    from ftagent.engine.models.sizes import parameters
 
     directory = demo.directory() if model == "demo" else Path(model).expanduser()
     config = model_config(directory)

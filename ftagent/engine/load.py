@@ -30,10 +30,10 @@ from ftagent.engine.experts.slots import SlotStore, slot_bytes
 from ftagent.engine.machine.gpus import LEAST_CAPABILITY
 from ftagent.engine.machine.record_threads import ExpertSizes
 from ftagent.engine.models.config import ModelConfig
-from ftagent.engine.models.decoder import Decoder, Pools, build_weights
+from ftagent.engine.models.decoder import Decoder, Pools, build_weights, kv_shape, make_rope
 from ftagent.engine.models.gated_delta_net import state_shape
-from ftagent.engine.models.layers import Rope
 from ftagent.engine.models.registry import model_config
+from ftagent.engine.models.sizes import parameters, widest
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.planner import ModelSizes, Plan, no_memory, plan_cpu, plan_device
 from ftagent.engine.runner import Runner
@@ -75,7 +75,7 @@ class Opened:
 
     @property
     def kv_shape(self) -> KvShape:
-        return KvShape(self.config.layers.count("full_attention"), self.config.kv_heads, self.config.head_dim)
+        return kv_shape(self.config)
 
 
 def load_runner(
@@ -148,30 +148,6 @@ def choose_device(asked: str, weights: int) -> torch.device:
     return device
 
 
-def parameters(config: ModelConfig, active: bool = False) -> int:
-    """Weights of the model; with `active`, those that one token uses (the embedding table left out)."""
-    hidden = config.hidden
-    mixers = 0
-    for kind in config.layers:
-        if kind == "full_attention":
-            queries = config.heads * config.head_dim
-            mixers += hidden * (
-                queries * (3 if config.gated_attention else 2) + 2 * config.kv_heads * config.head_dim
-            )
-        elif config.linear:
-            mixers += hidden * (
-                config.linear.channels + 2 * (config.linear.values + config.linear.value_heads)
-            )
-    used = config.experts_per_token if active else config.experts
-    per_moe = hidden * (3 * used * config.expert_intermediate + config.experts)
-    per_moe += hidden * (3 * config.shared_intermediate + 1) if config.shared_intermediate else 0
-    mlps = (
-        len(config.moe_layers) * per_moe + len(config.dense_layers) * 3 * hidden * config.dense_intermediate
-    )
-    tables = 1 if active or config.tied else 2
-    return mixers + mlps + tables * config.vocab * hidden
-
-
 def model_sizes(opened: Opened, banks: tuple[ExpertFormat, ...]) -> ModelSizes:
     """What the planner needs to know; `banks` are the formats in which experts are held in host memory."""
     config, dtype, shape = opened.config, opened.dtype, opened.shape
@@ -190,7 +166,7 @@ def model_sizes(opened: Opened, banks: tuple[ExpertFormat, ...]) -> ModelSizes:
         state_bytes=4 * (conv + recurrent),
         context=config.context,
         hidden=config.hidden,
-        widest=_widest(config),
+        widest=widest(config),
         intermediate=config.expert_intermediate,
         vocab=config.vocab,
         itemsize=dtype.itemsize,
@@ -237,13 +213,6 @@ def _is_small(weights: int) -> bool:
     return 4 * weights <= SMALL_MODEL_BYTES
 
 
-def _widest(config: ModelConfig) -> int:
-    """Values of the widest row between two matrices of a layer."""
-    heads = config.heads * (2 if config.gated_attention else 1) + 2 * config.kv_heads
-    linear = config.linear.channels + config.linear.values if config.linear else 0
-    return max(heads * config.head_dim, linear, 2 * config.dense_intermediate, config.hidden)
-
-
 def _check(
     config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype
 ) -> tuple[tuple[ExpertNames, ...], tuple[ExpertFormat, ...]]:
@@ -271,7 +240,7 @@ def _build_cpu(opened: Opened) -> Runner:
     states = StatePool(options.max_running, state_shape(config), device)
     experts = _expert_pool(opened, plan, banks, sizes.shared) if banks else None
     pools = Pools(KvStorage(opened.kv_shape, plan.pages, dtype, device), states, experts)
-    rope = Rope(config.rotary_dim, config.rope_theta, plan.context, device)
+    rope = make_rope(config, plan.context, device)
     return Runner(Decoder(weights, rope, pools), kv, states, experts, model_info(opened, plan))
 
 
@@ -306,7 +275,7 @@ def _build_device(
             weights = build_weights(config, Reader(opened.checkpoint, opened.prefix, dtype, device))
             kv = PagePool(plan.pages, PAGE_TOKENS, sizes.page_bytes)
             states = StatePool(options.max_running, state_shape(config), device)
-            rope = Rope(config.rotary_dim, config.rope_theta, plan.context, device)
+            rope = make_rope(config, plan.context, device)
             storage = KvStorage(opened.kv_shape, plan.pages, dtype, device)
             model = Decoder(weights, rope, Pools(storage, states, None))
             runner = build_runner(

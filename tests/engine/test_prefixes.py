@@ -97,7 +97,7 @@ def test_models_and_versions_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pages_and_states_come_back_bit_for_bit(dtype: torch.dtype) -> None:
-    shape = KvShape(3, 2, 8)
+    shape = KvShape(3, 4, 8)
     storage = KvStorage(shape, 9, dtype, torch.device("cpu"))
     states = StatePool(2, StateShape(2, 3, 5, 2, 4, 4))
     for layer in range(3):

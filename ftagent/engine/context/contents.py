@@ -14,7 +14,7 @@ from ftagent.engine.context.recurrent import StatePool, StateSnapshot
 class TorchContents:
     """Implements `tiers.Contents` for one KV storage and one state pool, by copies through host memory.
 
-    Pages: for each page, layer by layer, [2 * heads, PAGE_TOKENS, head_dim] in the storage's dtype. State:
+    Pages: for each page, layer by layer, [planes, PAGE_TOKENS, size] in the storage's dtype. State:
     conv, then recurrent, as `StateSnapshot` has them.
     """
 
@@ -30,7 +30,7 @@ class TorchContents:
             begin = 0
             for first, tokens in self._runs(pages):
                 count = tokens // PAGE_TOKENS
-                run = self._run(layer, first, tokens)  # [2 * heads, tokens, head_dim]
+                run = self._run(layer, first, tokens)  # [planes, tokens, size]
                 run = run.reshape(run.shape[0], count, PAGE_TOKENS, run.shape[2]).transpose(0, 1)
                 held[begin : begin + count, layer].copy_(run)
                 begin += count
@@ -43,7 +43,7 @@ class TorchContents:
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self.dtype)
         held = flat.view(len(pages), *self._page_shape())
         for layer in range(self._storage.shape.layers):
-            stored = held[:, layer].transpose(0, 1).flatten(1, 2)  # [2 * heads, pages * tokens, head_dim]
+            stored = held[:, layer].transpose(0, 1).flatten(1, 2)  # [planes, pages * tokens, size]
             begin = 0
             for first, tokens in self._runs(pages):
                 self._run(layer, first, tokens).copy_(stored[:, begin : begin + tokens])
@@ -63,7 +63,7 @@ class TorchContents:
 
     def _page_shape(self) -> tuple[int, int, int, int]:
         shape = self._storage.shape
-        return shape.layers, 2 * shape.heads, PAGE_TOKENS, shape.head_dim
+        return shape.layers, shape.planes, PAGE_TOKENS, shape.size
 
     def _runs(self, pages: Sequence[int]) -> list[tuple[int, int]]:
         return token_runs(pages, 0, len(pages) * PAGE_TOKENS)

@@ -98,48 +98,55 @@ class PagePool:
 
 
 class KvShape(NamedTuple):
-    """Attention layers, KV heads per layer, and head size."""
+    """What one token leaves in each attention layer: `planes` vectors of `size` elements.
+
+    Grouped-query attention has a plane for the keys of each KV head, then one for its values; compressed
+    attention has a single plane, its latent.
+    """
 
     layers: int
-    heads: int
-    head_dim: int
+    planes: int
+    size: int
 
     def page_bytes(self, dtype: torch.dtype, page_size: int = PAGE_TOKENS) -> int:
-        return 2 * self.layers * self.heads * self.head_dim * page_size * dtype.itemsize
+        return self.layers * self.planes * self.size * page_size * dtype.itemsize
 
 
 class KvStorage:
-    """Keys and values of all pages: per layer [2 * heads, pages * page_size, head_dim], keys first.
+    """What all pages hold: per layer [planes, pages * page_size, size].
 
     The memory is not touched before it is written, so unused pages cost address space only.
     """
 
     def __init__(self, shape: KvShape, pages: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
-        tokens = pages * PAGE_TOKENS
-        size = (2 * shape.heads, tokens, shape.head_dim)
+        size = (shape.planes, pages * PAGE_TOKENS, shape.size)
         self._layers = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.layers)]
 
     def layer(self, layer: int) -> torch.Tensor:
-        """All of one layer: [2 * heads, tokens, head_dim], keys first."""
+        """All of one layer: [planes, tokens, size]."""
         return self._layers[layer]
 
-    def write(self, layer: int, places: torch.Tensor, keys_values: torch.Tensor) -> None:
-        """Store `keys_values` [2 * heads, rows, head_dim] at places [rows] (page * page_size + offset)."""
-        self._layers[layer].index_copy_(1, places, keys_values)
+    def write(self, layer: int, places: torch.Tensor, rows: torch.Tensor) -> None:
+        """Store `rows` [planes, rows, size] at places [rows] (page * page_size + offset)."""
+        self._layers[layer].index_copy_(1, places, rows)
 
-    def read(self, layer: int, runs: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, each [heads, tokens, head_dim], of consecutive runs (first token place, tokens).
+    def read(self, layer: int, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """[planes, tokens, size] of consecutive runs (first token place, tokens).
 
         One run is a view; several are copied together.
         """
         stored = self._layers[layer]
         pieces = [stored[:, first : first + tokens] for first, tokens in runs]
-        joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-        return joined[: self.shape.heads], joined[self.shape.heads :]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+    def read_pairs(self, layer: int, runs: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, each [planes / 2, tokens, size], of consecutive runs."""
+        keys, values = self.read(layer, runs).chunk(2)
+        return keys, values
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy keys and values of one page into another, in all layers. The caller holds both pages."""
+        """Copy one page into another, in all layers. The caller holds both pages."""
         for stored in self._layers:
             into, out = target * PAGE_TOKENS, source * PAGE_TOKENS
             stored[:, into : into + PAGE_TOKENS] = stored[:, out : out + PAGE_TOKENS]

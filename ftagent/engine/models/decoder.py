@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from ftagent.engine.context.pages import KvStorage
+from ftagent.engine.context.pages import KvShape, KvStorage
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.experts.routed import RoutedExperts
 from ftagent.engine.kernels.linear import vector_products
@@ -53,6 +53,16 @@ class Pools:
     kv: KvStorage
     states: StatePool
     experts: RoutedExperts | None
+
+
+def kv_shape(config: ModelConfig) -> KvShape:
+    """What a token leaves in the KV pages of this model: keys and values of every attention layer."""
+    return KvShape(config.layers.count("full_attention"), 2 * config.kv_heads, config.head_dim)
+
+
+def make_rope(config: ModelConfig, context: int, device: torch.device) -> Rope:
+    """The rotary embedding of the model's attention layers, for `context` positions."""
+    return Rope(config.rotary_dim, config.rope_theta, context, device)
 
 
 def build_weights(config: ModelConfig, source: Source) -> Weights:

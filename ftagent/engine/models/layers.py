@@ -125,7 +125,7 @@ class Attention:
         done: list[torch.Tensor] = []
         for row, segments in enumerate(batch.decode_pasts):
             one = query[row].unsqueeze(1)
-            parts = [attend_all(one, *kv.read(self.kv_layer, runs), self.scale) for runs in segments]
+            parts = [attend_all(one, *kv.read_pairs(self.kv_layer, runs), self.scale) for runs in segments]
             done.append(join(parts).transpose(0, 1))
         for span in batch.spans:
             rows = slice(span.begin, span.end)
@@ -133,7 +133,7 @@ class Attention:
             key, value = keys_values[: self.kv_heads, rows], keys_values[self.kv_heads :, rows]
             parts = [attend_causal(own, key, value, self.scale)]
             if span.past:
-                parts.append(attend_all(own, *kv.read(self.kv_layer, span.past), self.scale))
+                parts.append(attend_all(own, *kv.read_pairs(self.kv_layer, span.past), self.scale))
             done.append(join(parts).transpose(0, 1))
         return done[0] if len(done) == 1 else torch.cat(done)
 

@@ -74,9 +74,9 @@ def mix_attention(layer: Attention, x: torch.Tensor, batch: Batch, kv: KvStorage
 def _attend(layer: Attention, query: torch.Tensor, span: Span, kv: KvStorage) -> torch.Tensor:
     """query [rows, heads, d] over the past and the span itself, both in the pages: [rows, heads * d]."""
     by_head = query.transpose(0, 1)
-    parts = [attend_causal(by_head, *kv.read(layer.kv_layer, span.own), layer.scale)]
+    parts = [attend_causal(by_head, *kv.read_pairs(layer.kv_layer, span.own), layer.scale)]
     if span.past:
-        parts.append(attend_all(by_head, *kv.read(layer.kv_layer, span.past), layer.scale))
+        parts.append(attend_all(by_head, *kv.read_pairs(layer.kv_layer, span.past), layer.scale))
     return join(parts).transpose(0, 1).reshape(len(query), -1)
 
 

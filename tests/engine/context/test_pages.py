@@ -82,11 +82,11 @@ def test_runs_cover_exactly_the_positions_asked_for(pages: list[int], bounds: tu
 
 
 def test_what_is_written_is_read_in_order() -> None:
-    storage = KvStorage(KvShape(layers=2, heads=2, head_dim=4), 3, torch.float32, torch.device("cpu"))
+    storage = KvStorage(KvShape(layers=2, planes=4, size=4), 3, torch.float32, torch.device("cpu"))
     written = torch.randn(4, 100, 4)
     pages = [2, 0]
     places = torch.tensor([pages[p // PAGE_TOKENS] * PAGE_TOKENS + p % PAGE_TOKENS for p in range(100)])
     storage.write(1, places, written)
-    key, value = storage.read(1, token_runs(pages, 10, 90))
+    key, value = storage.read_pairs(1, token_runs(pages, 10, 90))
     assert torch.equal(key, written[:2, 10:90])
     assert torch.equal(value, written[2:, 10:90])

@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from ftagent.engine.chunk import Chunk
-from ftagent.engine.context.pages import KvShape, KvStorage, PagePool
+from ftagent.engine.context.pages import KvStorage, PagePool
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.models import batch as batch_module
-from ftagent.engine.models.decoder import Decoder, Pools, build_weights
+from ftagent.engine.models.decoder import Decoder, Pools, build_weights, kv_shape, make_rope
 from ftagent.engine.models.gated_delta_net import state_shape
-from ftagent.engine.models.layers import Rope
 from ftagent.engine.models.registry import model_config
 from ftagent.engine.weights.safetensors import open_checkpoint
 from ftagent.engine.weights.source import Reader, find_prefix
@@ -70,14 +69,14 @@ class Model:
         checkpoint = open_checkpoint(oracle.directory)
         config = model_config(oracle.directory)
         weights = build_weights(config, Reader(checkpoint, find_prefix(checkpoint), dtype, device))
-        shape = KvShape(config.layers.count("full_attention"), config.kv_heads, config.head_dim)
+        shape = kv_shape(config)
         self.pages = PagePool(16)
         self.states = StatePool(2, state_shape(config), device)
         kv = KvStorage(shape, 16, dtype, device)
         for layer in range(shape.layers):
             kv.layer(layer).fill_(float("nan"))
         experts = PlainExperts(oracle, device, dtype)
-        rope = Rope(config.rotary_dim, config.rope_theta, 1024, device)
+        rope = make_rope(config, 1024, device)
         self.decoder = Decoder(weights, rope, Pools(kv, self.states, experts))
         self.decoder.fused = fused
 

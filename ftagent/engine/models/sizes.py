@@ -1,0 +1,40 @@
+"""How many weights a model has, and how wide its rows get. Pure integers on a ModelConfig."""
+
+from __future__ import annotations
+
+from ftagent.engine.models.config import ModelConfig
+
+
+def parameters(config: ModelConfig, active: bool = False) -> int:
+    """Weights of the model's matrices; with `active`, those that one token uses (the embedding table left
+    out).
+    """
+    mixers = sum(_mixer(config, kind) for kind in config.layers)
+    dense = len(config.dense_layers) * 3 * config.hidden * config.dense_intermediate
+    tables = 1 if active or config.tied else 2
+    mlps = len(config.moe_layers) * _moe(config, active) + dense
+    return mixers + mlps + tables * config.vocab * config.hidden
+
+
+def widest(config: ModelConfig) -> int:
+    """Values of the widest row between two matrices of a layer."""
+    heads = config.heads * (2 if config.gated_attention else 1) + 2 * config.kv_heads
+    linear = config.linear.channels + config.linear.values if config.linear else 0
+    return max(heads * config.head_dim, linear, 2 * config.dense_intermediate, config.hidden)
+
+
+def _mixer(config: ModelConfig, kind: str) -> int:
+    if kind == "linear_attention":
+        linear = config.linear
+        assert linear is not None, "a family with linear layers gives their shape"
+        return config.hidden * (linear.channels + 2 * (linear.values + linear.value_heads))
+    queries = config.heads * (3 if config.gated_attention else 2)
+    return config.hidden * config.head_dim * (queries + 2 * config.kv_heads)
+
+
+def _moe(config: ModelConfig, active: bool) -> int:
+    used = config.experts_per_token if active else config.experts
+    per_channel = 3 * used * config.expert_intermediate + config.experts
+    if config.shared_intermediate:
+        per_channel += 3 * config.shared_intermediate + 1
+    return config.hidden * per_channel

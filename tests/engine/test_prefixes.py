@@ -15,6 +15,7 @@ from ftagent.engine.api import GenerateRequest, SamplingParams
 from ftagent.engine.context.contents import TorchContents
 from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage
 from ftagent.engine.context.recurrent import StatePool, StateShape
+from ftagent.engine.context.windows import WindowShape
 from ftagent.engine.engine import start_engine
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.prefixes import identity, prefix_dir
@@ -99,7 +100,7 @@ def test_models_and_versions_are_told_apart(tmp_path: Path) -> None:
 def test_pages_and_states_come_back_bit_for_bit(dtype: torch.dtype) -> None:
     shape = KvShape(3, 4, 8)
     storage = KvStorage(shape, 9, dtype, torch.device("cpu"))
-    states = StatePool(2, StateShape(2, 3, 5, 2, 4, 4))
+    states = StatePool(2, StateShape(2, 3, 5, 2, 4, 4), window=WindowShape(2, 4, 8, 6), dtype=dtype)
     for layer in range(3):
         storage.layer(layer).copy_(torch.randn(storage.layer(layer).shape))
     contents = TorchContents(storage, states)
@@ -107,6 +108,7 @@ def test_pages_and_states_come_back_bit_for_bit(dtype: torch.dtype) -> None:
     slot = states.allocate()
     states.conv[:, slot].normal_()
     states.recurrent[:, slot].normal_()
+    states.windows.stored[:, slot].normal_()
     source, target = [6, 7, 2, 0], [1, 3, 4, 8]
     data = contents.read_pages(source)
     assert len(data) == len(source) * contents.page_bytes
@@ -118,4 +120,5 @@ def test_pages_and_states_come_back_bit_for_bit(dtype: torch.dtype) -> None:
     back = contents.unpack(contents.pack(states.snapshot(slot)))
     assert torch.equal(back.conv, states.conv[:, slot])
     assert torch.equal(back.recurrent, states.recurrent[:, slot])
+    assert torch.equal(back.window, states.windows.stored[:, slot])
     assert contents.read_pages([]) == b""

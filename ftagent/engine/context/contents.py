@@ -15,7 +15,7 @@ class TorchContents:
     """Implements `tiers.Contents` for one KV storage and one state pool, by copies through host memory.
 
     Pages: for each page, layer by layer, [planes, PAGE_TOKENS, size] in the storage's dtype. State:
-    conv, then recurrent, as `StateSnapshot` has them.
+    the parts of a `StateSnapshot` one after the other.
     """
 
     def __init__(self, storage: KvStorage, states: StatePool) -> None:
@@ -53,13 +53,16 @@ class TorchContents:
         return b"".join(part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in snapshot)
 
     def unpack(self, data: bytes) -> StateSnapshot:
-        conv, recurrent = self._states.conv, self._states.recurrent
-        shapes = [(pool.shape[0], *pool.shape[2:]) for pool in (conv, recurrent)]
-        sizes = [prod(shape) for shape in shapes]
-        flat = torch.frombuffer(bytearray(data), dtype=torch.float32)
-        assert len(flat) == sum(sizes), "a state of another shape"
-        parts = [flat[: sizes[0]].view(shapes[0]), flat[sizes[0] :].view(shapes[1])]
-        return StateSnapshot(parts[0].to(conv.device), parts[1].to(recurrent.device))
+        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        parts: list[torch.Tensor] = []
+        begin = 0
+        for pool in (self._states.conv, self._states.recurrent, self._states.windows.stored):
+            shape = (pool.shape[0], *pool.shape[2:])
+            end = begin + prod(shape) * pool.dtype.itemsize
+            parts.append(raw[begin:end].view(pool.dtype).view(shape).to(pool.device))
+            begin = end
+        assert begin == len(data), "a state of another shape"
+        return StateSnapshot(*parts)
 
     def _page_shape(self) -> tuple[int, int, int, int]:
         shape = self._storage.shape

@@ -1,7 +1,8 @@
-"""Recurrent state of linear-attention layers: one slot per running request, and snapshots of it.
+"""What a request carries from token to token beside its pages: one slot per running request, and snapshots.
 
-A recurrent state cannot be cut back to an earlier token, so whoever wants to return to one keeps a snapshot.
-Knows no requests and no model; the layers read and write the tensors of a slot in place.
+That is the recurrent state of linear-attention layers, and the last keys and values of window layers. Neither
+can be cut back to an earlier token, so whoever wants to return to one keeps a snapshot; it holds all of it or
+is not there. Knows no requests and no model; the layers read and write the tensors of a slot in place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ftagent.engine.context.pages import PoolFull
+from ftagent.engine.context.windows import WindowRings, WindowShape
 
 
 class StateShape(NamedTuple):
@@ -23,36 +25,48 @@ class StateShape(NamedTuple):
     key_dim: int = 0
     value_dim: int = 0
 
+    @property
+    def slot_bytes(self) -> int:
+        recurrent = self.heads * self.key_dim * self.value_dim
+        return 4 * self.layers * (self.conv_columns * self.conv_channels + recurrent)
+
 
 class StateSnapshot(NamedTuple):
-    """A copy of one slot: conv [layers, columns, channels], recurrent [layers, heads, key_dim, value_dim]
-    float32.
+    """A copy of one slot: conv [layers, columns, channels], recurrent [layers, heads, key_dim, value_dim],
+    both float32, and the rings of its window layers [layers, planes, window, size].
 
     Treat as immutable: `restore` copies out of it and nothing writes into it.
     """
 
     conv: torch.Tensor
     recurrent: torch.Tensor
+    window: torch.Tensor
 
     @property
     def nbytes(self) -> int:
-        return self.conv.nbytes + self.recurrent.nbytes
+        return sum(part.nbytes for part in self)
 
 
 class StatePool:
     """Slots 0..total-1. `conv` [layers, total, columns, channels], `recurrent` [layers, total, heads, dk,
-    dv].
+    dv]; `windows` in `dtype`.
     """
 
     def __init__(
-        self, total: int, shape: StateShape | None = None, device: torch.device | None = None
+        self,
+        total: int,
+        shape: StateShape | None = None,
+        device: torch.device | None = None,
+        window: WindowShape | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.total = total
         self.shape = shape or StateShape()
         layers, columns, channels, heads, key_dim, value_dim = self.shape
         self.conv = torch.zeros(layers, total, columns, channels, device=device)
         self.recurrent = torch.zeros(layers, total, heads, key_dim, value_dim, device=device)
-        self.slot_bytes = (self.conv.nbytes + self.recurrent.nbytes) // max(total, 1)
+        self.windows = WindowRings(window or WindowShape(), total, dtype, device)
+        self.slot_bytes = self.shape.slot_bytes + self.windows.shape.slot_bytes(dtype)
         self._free = list(range(total))[::-1]
         self._held: set[int] = set()
 
@@ -61,7 +75,7 @@ class StatePool:
         return len(self._free)
 
     def allocate(self) -> int:
-        """Take a slot with a zero state. Raises PoolFull."""
+        """Take a slot with a zero state and empty windows. Raises PoolFull."""
         if not self._free:
             raise PoolFull("recurrent state", 1, 0)
         slot = self._free.pop()
@@ -78,13 +92,15 @@ class StatePool:
     def snapshot(self, slot: int) -> StateSnapshot:
         """Copy the state of a held slot, into host memory: a device's is for what runs."""
         assert slot in self._held, f"state slot {slot} is not held"
-        return StateSnapshot(_kept(self.conv[:, slot]), _kept(self.recurrent[:, slot]))
+        parts = (self.conv[:, slot], self.recurrent[:, slot], self.windows.stored[:, slot])
+        return StateSnapshot(*map(_kept, parts))
 
     def restore(self, slot: int, snapshot: StateSnapshot) -> None:
         """Copy `snapshot` into a held slot."""
         assert slot in self._held, f"state slot {slot} is not held"
         self.conv[:, slot].copy_(snapshot.conv)
         self.recurrent[:, slot].copy_(snapshot.recurrent)
+        self.windows.stored[:, slot].copy_(snapshot.window)
 
     def check_integrity(self) -> None:
         """Raise AssertionError with the numbers when free + held is not total or a slot is in both."""

@@ -1,5 +1,8 @@
 """Causal attention of one request over its stored keys and values, in parts joined by their log-sum-exp.
 
+A window bounds how far back a row sees. A sink is one more score of a head, with no value behind it: it takes
+its share of the softmax and gives nothing (arXiv 2309.17453; learnt ones as in gpt-oss).
+
 Runs torch's fused attention: on the CPU in any dtype, on CUDA devices of capability 8.0 and later in bfloat16
 and float16 for heads of up to 256 in steps of 8. What is left, float32 on CUDA above all, is written out in
 blocks of rows. Knows no pages: callers hand in keys and values.
@@ -13,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 SCORE_BYTES = 256 * 2**20  # of the largest block of scores that attention without a fused kernel makes
+WINDOW_ROWS = 128  # that attention with a window takes at a time
 FLASH_CAPABILITY = (8, 0)
 FLASH_HEAD = 256  # the widest head of torch's flash attention; sizes are multiples of 8
 
@@ -49,12 +53,37 @@ def attend_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, s
     )
 
 
-def join(parts: list[Partial]) -> torch.Tensor:
-    """Attention over the union of disjoint sets of keys: [heads, rows, head_dim]."""
-    if len(parts) == 1:
+def attend_window(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, scale: float
+) -> Partial:
+    """Row i of query [heads, rows, d] sees the last `window` of keys 0..past + i of key [kv_heads, past +
+    rows, d]; past is at most window - 1. The work grows with rows * window.
+    """
+    heads, rows, _ = query.shape
+    past = key.shape[1] - rows
+    wide_key, wide_value = key.float(), value.float()
+    index = torch.arange(past + rows, device=query.device)
+    out = torch.empty_like(query)
+    lse = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
+    for begin in range(0, rows, WINDOW_ROWS):
+        end = min(begin + WINDOW_ROWS, rows)
+        first, last = max(past + begin + 1 - window, 0), past + end
+        own, seen = index[past + begin : last].unsqueeze(1), index[first:last]
+        hidden = (seen > own) | (seen <= own - window)
+        keys, values = wide_key[:, first:last], wide_value[:, first:last]
+        part = _written_out(query[:, begin:end], keys, values, hidden, scale)
+        out[:, begin:end], lse[:, begin:end] = part
+    return Partial(out, lse)
+
+
+def join(parts: list[Partial], sinks: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention over the union of disjoint sets of keys: [heads, rows, head_dim]. `sinks` float32 [heads]."""
+    if len(parts) == 1 and sinks is None:
         return parts[0].out
     lse = torch.stack([part.lse for part in parts])  # [parts, heads, rows]
-    shares = torch.softmax(lse, dim=0).unsqueeze(-1)
+    if sinks is not None:
+        lse = torch.cat((lse, sinks.view(1, -1, 1).expand(1, *lse.shape[1:])))
+    shares = torch.softmax(lse, dim=0).unsqueeze(-1)[: len(parts)]
     joined = parts[0].out.float() * shares[0]
     for part, share in zip(parts[1:], shares[1:], strict=True):
         joined = joined.addcmul_(part.out.float(), share)
@@ -96,21 +125,33 @@ def attend_plain(
 
     Shapes as for `attend_all` and, with `causal`, `attend_causal`; `out` in the dtype of the query.
     """
-    heads, rows, head_dim = query.shape
-    kv_heads, columns = key.shape[:2]
-    wide_key, wide_value = key.float().transpose(1, 2), value.float()
+    heads, rows, _ = query.shape
+    columns = key.shape[1]
+    wide_key, wide_value = key.float(), value.float()
+    index = torch.arange(columns, device=query.device)
     out = torch.empty_like(query)
     lse = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
     block = max(SCORE_BYTES // (4 * heads * columns), 1)
     for begin in range(0, rows, block):
         end = min(begin + block, rows)
-        some = query[:, begin:end].float().reshape(kv_heads, -1, head_dim)  # [kv_heads, group * rows, d]
-        scores = torch.bmm(some, wide_key).mul_(scale).view(heads, end - begin, columns)
-        if causal:
-            index = torch.arange(columns, device=query.device)
-            scores.masked_fill_(index > index[begin:end].unsqueeze(1), float("-inf"))
-        total = torch.logsumexp(scores, dim=-1)
-        shares = scores.sub_(total.unsqueeze(-1)).exp_().view(kv_heads, -1, columns)
-        out[:, begin:end] = torch.bmm(shares, wide_value).view(heads, end - begin, head_dim)
-        lse[:, begin:end] = total
+        hidden = index > index[begin:end].unsqueeze(1) if causal else None
+        part = _written_out(query[:, begin:end], wide_key, wide_value, hidden, scale)
+        out[:, begin:end], lse[:, begin:end] = part
     return Partial(out, lse)
+
+
+def _written_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor | None, scale: float
+) -> Partial:
+    """Row i of query [heads, rows, d] sees the keys float32 [kv_heads, n, d] that `hidden` [rows, n] leaves,
+    one at least. `out` is float32.
+    """
+    heads, rows, head_dim = query.shape
+    kv_heads, columns = key.shape[:2]
+    some = query.float().reshape(kv_heads, -1, head_dim)  # [kv_heads, group * rows, d]
+    scores = torch.bmm(some, key.transpose(1, 2)).mul_(scale).view(heads, rows, columns)
+    if hidden is not None:
+        scores.masked_fill_(hidden, float("-inf"))
+    total = torch.logsumexp(scores, dim=-1)
+    shares = scores.sub_(total.unsqueeze(-1)).exp_().view(kv_heads, -1, columns)
+    return Partial(torch.bmm(shares, value).view(heads, rows, head_dim), total)

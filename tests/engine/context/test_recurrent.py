@@ -7,6 +7,7 @@ import torch
 
 from ftagent.engine.context.pages import PoolFull
 from ftagent.engine.context.recurrent import StatePool, StateShape
+from ftagent.engine.context.windows import WindowShape
 
 SHAPE = StateShape(layers=2, conv_columns=3, conv_channels=5, heads=2, key_dim=4, value_dim=3)
 
@@ -48,6 +49,18 @@ def test_a_snapshot_does_not_change_with_its_slot_and_restores_by_copy() -> None
     scribble(pool, other, 9.0)
     assert torch.equal(snapshot.recurrent, -torch.ones_like(snapshot.recurrent))
     assert snapshot.nbytes == pool.slot_bytes
+
+
+def test_a_snapshot_of_windows_alone_holds_their_bytes() -> None:
+    pool = StatePool(2, window=WindowShape(layers=3, planes=2, size=4, window=5), dtype=torch.bfloat16)
+    assert pool.slot_bytes == 3 * 2 * 4 * 5 * 2
+    slot, other = pool.allocate(), pool.allocate()
+    pool.windows.write(1, slot, 0, torch.ones(2, 3, 4))
+    snapshot = pool.snapshot(slot)
+    assert snapshot.nbytes == pool.slot_bytes
+    pool.windows.write(1, slot, 0, torch.zeros(2, 3, 4))
+    pool.restore(other, snapshot)
+    assert torch.equal(pool.windows.tail(1, other, 3).float(), torch.ones(2, 3, 4))
 
 
 def test_a_free_slot_cannot_be_used() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ftagent.engine.kernels import attention
-from ftagent.engine.kernels.attention import attend_all, attend_causal, attend_plain, join
+from ftagent.engine.kernels.attention import attend_all, attend_causal, attend_plain, attend_window, join
 
 
 def plain(
@@ -51,6 +51,52 @@ def test_the_plain_form_equals_the_fused_one_in_blocks_of_any_size(
     expected = attend_causal(query, key, value, 0.4) if causal else attend_all(query, key, value, 0.4)
     torch.testing.assert_close(found.out, expected.out, rtol=0, atol=2e-2 if dtype.itemsize == 2 else 1e-5)
     torch.testing.assert_close(found.lse, expected.lse, rtol=0, atol=1e-2 if dtype.itemsize == 2 else 1e-5)
+
+
+def seen_by_each(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Row by row and head by head, each over the keys that its window holds, float64, scale 0.3."""
+    heads, rows, _ = query.shape
+    past, group = key.shape[1] - rows, heads // key.shape[0]
+    out = torch.empty(query.shape, dtype=torch.float64)
+    for head in range(heads):
+        for row in range(rows):
+            end = past + row + 1
+            held = slice(max(end - window, 0), end)
+            scores = key[head // group, held].double() @ query[head, row].double() * 0.3
+            weights = scores.exp()
+            total = weights.sum() + (0 if sinks is None else sinks[head].double().exp())
+            out[head, row] = (weights / total) @ value[head // group, held].double()
+    return out
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize(
+    ("window", "past", "rows"),
+    [(1, 0, 9), (4, 0, 3), (4, 3, 30), (16, 7, 150), (128, 127, 140), (500, 9, 140)],
+)
+def test_a_window_hides_what_lies_before_it(window: int, past: int, rows: int, with_sinks: bool) -> None:
+    torch.manual_seed(window + rows)
+    query = torch.randn(4, rows, 8) * 2
+    key, value = (torch.randn(2, past + rows, 8) * 2 for _ in range(2))
+    sinks = torch.randn(4) * 3 if with_sinks else None
+    found = join([attend_window(query, key, value, window, 0.3)], sinks)
+    expected = seen_by_each(query, key, value, window, sinks)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("cuts", [(0,), (0, 5), (0, 1, 2, 90)])
+def test_a_sink_takes_its_share_once_of_all_parts(cuts: tuple[int, ...]) -> None:
+    torch.manual_seed(len(cuts))
+    rows, past = 11, cuts[-1]
+    query = torch.randn(6, rows, 16)
+    key, value = (torch.randn(2, past + rows, 16) for _ in range(2))
+    sinks = torch.randn(6) * 2
+    parts = [attend_causal(query, key[:, past:], value[:, past:], 0.3)]
+    parts += [attend_all(query, key[:, a:b], value[:, a:b], 0.3) for a, b in pairwise(cuts)]
+    expected = seen_by_each(query, key, value, 1000, sinks)
+    torch.testing.assert_close(join(parts, sinks).double(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -7,73 +7,38 @@ what had to be reused.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
+from typing import get_args
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from ftagent.engine.chunk import Chunk
 from ftagent.engine.scheduler import Job
 from tests.engine.context.replays import Book, Talk, new_job, new_part, render
 from tests.engine.context.test_tiers import tiered
+from tests.engine.context.toys import Kind, cold_reply, contents_of, new_runner
 from tests.engine.test_scheduler import reply
-from tests.support.toy import ToyRunner, ToyStates, cold_tokens, entry, toy_logits
 
 AMPLE = 16_000  # pages of four tokens: nothing has to go
-
-
-class NoStates(ToyStates):
-    slot_bytes = 0
-
-    def snapshot(self, slot: int) -> int:
-        raise AssertionError("there is no state to keep")
-
-    def restore(self, slot: int, snapshot: Any) -> None:
-        raise AssertionError("there is no state to bring back")
-
-
-class Stateless(ToyRunner):
-    """Logits depend on keys and values alone, as without linear attention."""
-
-    def __init__(self, pages: int, slots: int, page_size: int, context: int) -> None:
-        super().__init__(pages, slots, page_size, context)
-        self.recurrent = NoStates(slots)
-
-    def _run(self, chunk: Chunk) -> NDArray[np.float32] | None:
-        if super()._run(chunk) is None:
-            return None
-        end = chunk.start + len(chunk.tokens)
-        return toy_logits(0, self._memory[list(chunk.pages)].reshape(-1)[:end].tolist())
-
-
-def cold(prompt: Sequence[int], count: int, *, stateful: bool) -> list[int]:
-    if stateful:
-        return cold_tokens(prompt, count)
-    tokens = list(prompt)
-    for _ in range(count):
-        entries = [entry(position, token) for position, token in enumerate(tokens)]
-        tokens.append(int(toy_logits(0, entries).argmax()))
-    return tokens[len(prompt) :]
 
 
 class Script:
     """One random script over several conversations on one engine."""
 
-    def __init__(self, seed: int, *, stateful: bool, ample: bool) -> None:
+    def __init__(self, seed: int, kind: Kind, *, ample: bool) -> None:
         self.dice = dice = random.Random(seed)
-        self.stateful = stateful
+        self.kind = kind
         self.ample = ample
         pages = AMPLE if ample else dice.choice([150, 220, 400])
         size = dice.choice([4, 8, 16])
         pages = pages * 4 // size
-        runner = ToyRunner(pages, 4, size, 700) if stateful else Stateless(pages, 4, size, 700)
+        runner = new_runner(kind, pages, 4, size, 700)
         anchors = 10_000 if ample else dice.choice([1, 3, 8, 20])
         chunk = dice.choice([16, 64, 512])
         host = 0 if ample else dice.choice([0, 10_000, 100_000])
-        self.bench = tiered(runner, host=host, anchors=anchors, chunk_tokens=chunk, max_running=4)
-        self.book = Book(stateful)
+        contents = contents_of(runner)
+        self.bench = tiered(
+            runner, contents=contents, host=host, anchors=anchors, chunk_tokens=chunk, max_running=4
+        )
+        self.book = Book(kind != "pages")
         self.system, self.tools = new_part("system", dice, 2, 60), new_part("tools", dice, 2, 80)
         self.talks = [Talk.start(dice, self.system, self.tools) for _ in range(dice.randrange(1, 5))]
         self.reused = 0
@@ -129,7 +94,7 @@ class Script:
     def _check(self, job: Job, best: int, most: int, *, alone: bool) -> None:
         """The reply is the cold one; when nothing had to go, all was reused that could be."""
         prompt = job.tokens[: job.prompt]
-        assert reply(job) == cold(prompt, len(reply(job)), stateful=self.stateful)
+        assert reply(job) == cold_reply(self.kind, prompt, len(reply(job)))
         self.reused += job.cached
         if self.ample and not job.cancelled:
             assert job.cached >= best
@@ -138,10 +103,10 @@ class Script:
 
 
 @pytest.mark.parametrize("ample", [True, False])
-@pytest.mark.parametrize("stateful", [True, False])
+@pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("seed", range(20))
-def test_warm_equals_cold_and_a_turn_costs_what_is_new(seed: int, stateful: bool, ample: bool) -> None:
-    script = Script(seed, stateful=stateful, ample=ample)
+def test_warm_equals_cold_and_a_turn_costs_what_is_new(seed: int, kind: Kind, ample: bool) -> None:
+    script = Script(seed, kind, ample=ample)
     script.run(12)
     assert script.reused or not ample
 
@@ -150,5 +115,5 @@ def test_warm_equals_cold_and_a_turn_costs_what_is_new(seed: int, stateful: bool
 @pytest.mark.timeout(600)
 def test_a_thousand_scripts() -> None:
     for seed in range(1000):
-        script = Script(10_000 + seed, stateful=seed % 4 != 0, ample=seed % 2 == 0)
-        script.run(12)
+        kinds: tuple[Kind, ...] = get_args(Kind)
+        Script(10_000 + seed, kinds[seed // 2 % 4], ample=seed % 2 == 0).run(12)

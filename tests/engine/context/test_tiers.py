@@ -44,11 +44,17 @@ class ToyContents:
 
 
 def tiered(
-    runner: ToyRunner, disk: Path | None = None, *, host: int = 1 << 20, anchors: int = 16, **limits: int
+    runner: ToyRunner,
+    disk: Path | None = None,
+    *,
+    contents: ToyContents | None = None,
+    host: int = 1 << 20,
+    anchors: int = 16,
+    **limits: int,
 ) -> Bench:
     bench = Bench(runner, anchors, **limits)
     tier = DiskTier(disk, 1 << 20) if disk else None
-    store = PrefixStore(ToyContents(runner), runner.kv.page_size, HostTier(host), tier, "toy")
+    store = PrefixStore(contents or ToyContents(runner), runner.kv.page_size, HostTier(host), tier, "toy")
     bench.prefix = PrefixCache(runner.kv, runner.recurrent, anchors, store)
     bench.scheduler.prefix = bench.prefix
     return bench

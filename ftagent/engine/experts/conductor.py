@@ -100,6 +100,15 @@ class StepCounters(NamedTuple):
         return self.records_optimum / self.records_missed if self.records_missed else None
 
 
+class LayerTimes(NamedTuple):
+    """Of one layer of a step, in nanoseconds since the step was asked for; 0 for what there was not."""
+
+    post: int  # the device named the layer's experts
+    answered: int
+    landed: int  # the copies that the layer waits for
+    computed: int  # the CPU's part
+
+
 class _Costs(ctypes.Structure):
     _fields_ = tuple(
         (name, c_int64) for name in ("fetch_fixed", "fetch_expert", "cpu_fixed", "cpu_expert", "cpu_row")
@@ -239,6 +248,12 @@ class Conductor:
             **values, layer_hits=tuple(per_layer[:layers]), layer_misses=tuple(per_layer[layers:])
         )
 
+    def layer_times(self) -> list[LayerTimes]:
+        """When each layer of the last step was served."""
+        flat = (c_int64 * (4 * self._layout.layers))()
+        self._library.ft_conductor_times(self._handle, flat)
+        return [LayerTimes(*flat[at : at + 4]) for at in range(0, len(flat), 4)]
+
     def settle(self) -> None:
         """End or drop what is in flight. Until the next step policy, executor and link are the caller's."""
         self._library.ft_conductor_settle(self._handle)
@@ -298,6 +313,7 @@ def _bind_all(library: ctypes.CDLL) -> None:
         bind(library, f"ft_conductor_{name}", None, handle)
     bind(library, "ft_conductor_begin", None, handle, c_int32, c_int32)
     bind(library, "ft_conductor_end", c_int, handle, POINTER(_Counts), POINTER(c_int64))
+    bind(library, "ft_conductor_times", None, handle, POINTER(c_int64))
     bind(library, "ft_conductor_set_mode", None, handle, c_int32)
     bind(library, "ft_conductor_mode", c_int32, handle)
     bind(library, "ft_conductor_set_costs", None, handle, POINTER(_Costs))

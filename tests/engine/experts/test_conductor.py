@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftagent.engine.experts.conductor import Conductor, ConductorOptions, StepCounters
+from ftagent.engine.experts.conductor import Conductor, ConductorOptions, LayerTimes, StepCounters
 from ftagent.engine.experts.costs import CostModel
 from ftagent.engine.experts.link import Link, loopback_link
 from ftagent.engine.experts.mailbox import MailboxLayout
@@ -162,12 +162,24 @@ def test_every_byte_that_the_device_uses_is_right(
         assert counters.layer_misses == tuple(use.misses for use in uses)
         assert counters.hits == sum(counters.layer_hits)
         assert counters.misses == sum(counters.layer_misses)
+        check_times(bench.conductor.layer_times(), uses)
         for field, value in zip(counters._fields, counters, strict=True):
             if isinstance(value, int):
                 total[field] = total.get(field, 0) + value
         if step % 10 == 9:
             bench.check()
     check_totals(case, total)
+
+
+def check_times(times: list[LayerTimes], uses: list[LayerUse]) -> None:
+    """Layers are posted one after the other, and only those that miss have copies or a CPU part."""
+    posts = [time for each in times for time in (each.post, each.answered)]
+    assert posts == sorted(posts)
+    assert posts[0] > 0
+    for each, use in zip(times, uses, strict=True):
+        ends = [end for end in (each.landed, each.computed) if end]
+        assert use.misses or not ends
+        assert all(end > each.post for end in ends)
 
 
 def check_totals(case: Case, total: dict[str, int]) -> None:

@@ -51,9 +51,11 @@ Conductor::Conductor(const ConductorSetup& setup)
       watchdog_ns_(setup.watchdog_ns),
       post_ns_(setup.post_ns),
       published_layers_(2 * setup.layers),
+      published_times_(setup.layers),
       shown_costs_(setup.costs),
       costs_(setup.costs),
       layer_counts_(2 * setup.layers),
+      times_(setup.layers),
       unlinked_(setup.layers, 0),
       need_of_(setup.experts),
       stamp_(setup.experts, 0),
@@ -108,6 +110,11 @@ bool Conductor::end_step(StepCounts* counts, int64_t* layers) {
     reported_.swap(failure_);
     failure_.clear();
     return reported_.empty();
+}
+
+void Conductor::layer_times(LayerTimes* out) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::copy(published_times_.begin(), published_times_.end(), out);
 }
 
 void Conductor::settle() {
@@ -210,6 +217,7 @@ bool Conductor::idle(uint32_t taken, int64_t since) {
 }
 
 void Conductor::step() {
+    step_began_ = now_ns();
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (costs_set_) costs_ = shown_costs_;
@@ -223,7 +231,11 @@ void Conductor::step() {
         flights_.cancel_partial();
     }
     if (executor_ && mode_ != OFFLOAD) executor_->keep_awake(true);
-    for (int layer = 0; layer < setup_.layers && wait_post(layer); layer++) answer(layer);
+    for (int layer = 0; layer < setup_.layers && wait_post(layer); layer++) {
+        times_[layer].post = now_ns() - step_began_;
+        answer(layer);
+        times_[layer].answered = now_ns() - step_began_;
+    }
     if (executor_) executor_->keep_awake(false);
     uint32_t spins = 0;
     while (cpu_layer_ >= 0 || demand_layer_ >= 0) {
@@ -283,6 +295,7 @@ void Conductor::finish_demand() {
     // A piece that was under way is not the demand's time: it counts from when that piece landed.
     const int64_t measured = now_ns() - std::max(demand_started_, link_moved_);
     counts_.link_ns += measured;
+    times_[demand_layer_].landed = now_ns() - step_began_;
     if (demand_records_ * 4 >= setup_.intermediate) costs_.after_link(demand_records_, setup_.intermediate, measured);
     demand_layer_ = -1;
 }
@@ -301,6 +314,7 @@ void Conductor::finish_cpu() {
         return;
     }
     counts_.cpu_ns += elapsed;
+    times_[cpu_layer_].computed = now_ns() - step_began_;
     if (cpu_records_ * 4 >= setup_.intermediate)
         costs_.after_compute(cpu_records_, cpu_row_records_, setup_.intermediate, elapsed);
     cpu_layer_ = -1;
@@ -339,9 +353,11 @@ void Conductor::publish() {
     std::lock_guard<std::mutex> lock(mutex_);
     published_ = counts_;
     published_layers_ = layer_counts_;
+    published_times_.swap(times_);
     if (!costs_set_) shown_costs_ = costs_;
     counts_ = {};
     std::fill(layer_counts_.begin(), layer_counts_.end(), 0);
+    std::fill(times_.begin(), times_.end(), LayerTimes{});
 }
 
 void Conductor::fail(const std::string& sentence) {

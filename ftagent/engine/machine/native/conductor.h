@@ -53,6 +53,12 @@ struct StepCounts {
     int64_t bytes_link, bytes_cpu, link_ns, cpu_ns, records_fetched, records_missed, records_optimum;
 };
 
+// When a layer of a step was posted, answered, and had its copies and its CPU part: nanoseconds since the step was
+// asked for, 0 for what there was not.
+struct LayerTimes {
+    int64_t post, answered, landed, computed;
+};
+
 class Conductor {
   public:
     explicit Conductor(const ConductorSetup& setup);
@@ -62,6 +68,7 @@ class Conductor {
     void begin_step(int32_t epoch, int32_t rows);
     // Waits for the step's end. False: failed, see `failure`. layers: hits [layers], then misses [layers].
     bool end_step(StepCounts* counts, int64_t* layers);
+    void layer_times(LayerTimes* out);  // of the last step, [layers]
     void settle();  // ends what is in flight; the tables belong to the caller until the next step
     void set_mode(int32_t mode) { wanted_mode_ = mode; }
     int32_t mode() const { return mode_; }  // after fall-backs, as of the last step
@@ -149,6 +156,7 @@ class Conductor {
     std::string failure_, reported_;
     StepCounts published_{};
     std::vector<int64_t> published_layers_;
+    std::vector<LayerTimes> published_times_;
     CostModel shown_costs_;
     bool costs_set_ = false;
     int32_t epoch_ = 0, rows_ = 0;
@@ -157,6 +165,8 @@ class Conductor {
     CostModel costs_;
     StepCounts counts_{};
     std::vector<int64_t> layer_counts_;
+    std::vector<LayerTimes> times_;
+    int64_t step_began_ = 0;
     bool failed_ = false, settled_ = true;
     std::vector<uint8_t> unlinked_;     // by layer; see set_unlinked
     std::vector<Need> needs_;

@@ -18,6 +18,7 @@ FT_API void ft_conductor_begin(void* handle, int32_t epoch, int32_t rows) {
 FT_API int ft_conductor_end(void* handle, ft::StepCounts* counts, int64_t* layers) {
     return conductor(handle)->end_step(counts, layers);
 }
+FT_API void ft_conductor_times(void* handle, ft::LayerTimes* out) { conductor(handle)->layer_times(out); }
 FT_API void ft_conductor_settle(void* handle) { conductor(handle)->settle(); }
 FT_API void ft_conductor_set_mode(void* handle, int32_t mode) { conductor(handle)->set_mode(mode); }
 FT_API int32_t ft_conductor_mode(void* handle) { return conductor(handle)->mode(); }

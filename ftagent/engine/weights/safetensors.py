@@ -8,23 +8,25 @@ meaning.
 
 from __future__ import annotations
 
-import json
 import mmap
-import os
 import struct
 import threading
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ftagent.engine.weights.direct import DirectFile
+from ftagent.engine.weights.headers import MAX_HEADER_BYTES, are_counts, parse_object
 from ftagent.errors import LoadFailed
+
+if TYPE_CHECKING:
+    from ftagent.engine.weights.ftw import FtwTensor
 
 INDEX_NAME = "model.safetensors.index.json"
 FAULT_AROUND_BYTES = 2**21  # touching a page maps its neighbours too: at most the huge page around it
-MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -56,11 +58,15 @@ class TensorEntry(NamedTuple):
 class Checkpoint:
     """All tensors of a directory by name. Files are mapped when the first of their tensors is read."""
 
+    mapped = True  # what `tensor` gives lies in a file's mapping, not in memory of its own
+    banks: Mapping[int, FtwTensor] = {}  # experts that are stored as rows of banks, by layer
+    identity: str | None = None  # of the contents, where the format has one
+
     def __init__(self, directory: Path, entries: Mapping[str, TensorEntry]) -> None:
         self.directory = directory
         self.entries = entries
         self._maps: dict[Path, mmap.mmap] = {}
-        self._files: dict[Path, int] = {}
+        self._files: dict[Path, DirectFile] = {}
         self._opening = threading.Lock()
 
     def __contains__(self, name: str) -> bool:
@@ -93,22 +99,18 @@ class Checkpoint:
         entry = self.entries[name]
         size = (entry.end - entry.begin) // parts
         assert target.shape == (size,), f"{name}: {tuple(target.shape)} bytes for {size}"
-        memory = target.numpy().data
-        begin, done = entry.begin + part * size, 0
-        while done < size:
-            try:
-                count = os.preadv(self._file(entry.file), [memory[done:]], begin + done)
-            except OSError as error:
-                raise LoadFailed(f"{entry.file}: cannot be read ({error.strerror})") from error
-            if count == 0:
-                raise LoadFailed(f"{entry.file}: cut short while it was read, at byte {begin + done}")
-            done += count
+        self.read_bytes(name, part * size, target)
+
+    def read_bytes(self, name: str, begin: int, target: torch.Tensor) -> None:
+        """Fill `target` (uint8) with a tensor's bytes from `begin` on. Otherwise as `read_into`."""
+        entry = self.entries[name]
+        self._file(entry.file).read_into([target], entry.begin + begin)
 
     def close(self) -> None:
         """Close the files that `read_into` has opened. They are opened again when needed."""
         with self._opening:
             for file in self._files.values():
-                os.close(file)
+                file.close()
             self._files.clear()
 
     def forget(self, name: str) -> None:
@@ -122,10 +124,11 @@ class Checkpoint:
         if entry.end > entry.begin and entry.file in self._maps:
             self._maps[entry.file].madvise(mmap.MADV_DONTNEED, begin, entry.end - begin)
 
-    def _file(self, file: Path) -> int:
+    def _file(self, file: Path) -> DirectFile:
         with self._opening:
             if file not in self._files:  # a second opening would leak the first
-                self._files[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                # Tensors do not lie on blocks here, and what the page cache keeps makes the next start quick.
+                self._files[file] = DirectFile(file, direct=False)
             return self._files[file]
 
     def _map(self, file: Path) -> mmap.mmap:
@@ -158,7 +161,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 
 def _entries_of_index(directory: Path, index: Path) -> dict[str, TensorEntry]:
-    parsed = _parse_object(index, index.read_bytes())
+    parsed = parse_object(index, index.read_bytes())
     weight_map = parsed.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
         raise LoadFailed(f"{index}: no usable weight_map; download the file again")
@@ -197,7 +200,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             )
         if length > MAX_HEADER_BYTES:
             raise LoadFailed(f"{file}: header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
-        header = _parse_object(file, opened.read(length))
+        header = parse_object(file, opened.read(length))
     data = 8 + length
     entries = {
         name: _entry(file, name, value, data) for name, value in header.items() if name != "__metadata__"
@@ -205,6 +208,14 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     last = max((entry.end for entry in entries.values()), default=data)
     if last > size:
         raise LoadFailed(f"{file}: cut short, {last - size} bytes missing; download it again")
+    end = data
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != end:  # as the reference implementation demands
+            wrong = "overlaps another" if entry.begin < end else "leaves a hole before it"
+            raise LoadFailed(f"{file}: tensor {name} {wrong}; download the file again")
+        end = entry.end
+    if end != size:
+        raise LoadFailed(f"{file}: {size - end} bytes too many; download it again")
     return entries
 
 
@@ -214,20 +225,9 @@ def _entry(file: Path, name: str, value: Any, data: int) -> TensorEntry:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
         raise LoadFailed(f"{file}: header item {name} is damaged; download the file again") from error
-    whole = all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end))
-    if not whole or not isinstance(dtype, str) or begin > end:
+    if not are_counts([*shape, begin, end]) or not isinstance(dtype, str) or begin > end:
         raise LoadFailed(f"{file}: header item {name} is damaged; download the file again")
     if dtype in DTYPES and end - begin != prod(shape) * DTYPES[dtype].itemsize:
         need = prod(shape) * DTYPES[dtype].itemsize
         raise LoadFailed(f"{file}: tensor {name} {list(shape)} {dtype} needs {need} bytes, has {end - begin}")
     return TensorEntry(file, dtype, shape, data + begin, data + end)
-
-
-def _parse_object(file: Path, text: bytes) -> dict[str, Any]:
-    try:
-        parsed = json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise LoadFailed(f"{file}: not valid JSON ({error}); download the file again") from error
-    if not isinstance(parsed, dict):
-        raise LoadFailed(f"{file}: not a JSON object; download the file again")
-    return parsed

@@ -87,11 +87,13 @@ def test_a_file_that_became_shorter_is_named(single: Path) -> None:
     with file.open("rb+") as opened:
         opened.truncate(9)
     entry = checkpoint.entries["a"]
-    with pytest.raises(LoadFailed, match=r"model\.safetensors: cut short while it was read, at byte"):
+    with pytest.raises(
+        LoadFailed, match=r"model\.safetensors: cut short while it was read: \d+ bytes missing at byte"
+    ):
         checkpoint.read_into("a", torch.empty(entry.end - entry.begin, dtype=torch.uint8))
     checkpoint.close()
     file.unlink()
-    with pytest.raises(LoadFailed, match=r"model\.safetensors: cannot be read"):
+    with pytest.raises(LoadFailed, match=r"model\.safetensors: cannot be opened"):
         checkpoint.read_into("a", torch.empty(entry.end - entry.begin, dtype=torch.uint8))
 
 

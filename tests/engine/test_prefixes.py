@@ -112,13 +112,13 @@ def test_pages_and_states_come_back_bit_for_bit(dtype: torch.dtype) -> None:
     source, target = [6, 7, 2, 0], [1, 3, 4, 8]
     data = contents.read_pages(source)
     assert len(data) == len(source) * contents.page_bytes
-    contents.write_pages(target, memoryview(data))
+    contents.write_pages(target, data, 0)
     for layer in range(3):
         held = storage.layer(layer).view(4, 9, PAGE_TOKENS, 8)
         assert torch.equal(held[:, source], held[:, target])
-    assert contents.read_pages([7]) == data[contents.page_bytes : 2 * contents.page_bytes]
+    assert contents.read_pages([7]).view() == data.view()[contents.page_bytes : 2 * contents.page_bytes]
     back = contents.unpack(contents.pack(states.snapshot(slot)))
     assert torch.equal(back.conv, states.conv[:, slot])
     assert torch.equal(back.recurrent, states.recurrent[:, slot])
     assert torch.equal(back.window, states.windows.stored[:, slot])
-    assert contents.read_pages([]) == b""
+    assert not len(contents.read_pages([]))

@@ -248,10 +248,8 @@ class PrefixCache:
         count = len(segment.pages) // max(contents.page_bytes, 1)
         begin = max(segment.first, first)
         end = min(segment.first + count, len(pages))
-        if begin >= end:
-            return
-        data = memoryview(segment.pages)[(begin - segment.first) * contents.page_bytes :]
-        contents.write_pages(pages[begin:end], data[: (end - begin) * contents.page_bytes])
+        if begin < end:
+            contents.write_pages(pages[begin:end], segment.pages, begin - segment.first)
 
     def _write(self, store: PrefixStore, anchor: Anchor, first: int, *, lasting: bool) -> None:
         """Copy what lies before `anchor`, from page number `first` on, into the store."""

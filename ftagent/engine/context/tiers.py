@@ -2,14 +2,14 @@
 
 A segment is the pages of the tokens between two places of a prompt, with the recurrent state at the second
 one. Segments are found by a digest of model and token ids, and used only where the ids themselves are equal.
-Bytes only: knows no tensor, no tree and no request.
+Bytes only: knows no tensor, no tree and no request, and not what kind of memory the bytes are in.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,18 +18,58 @@ from ftagent.engine.context.tree import ID_BYTES, Key
 LEAST_GAIN = 32  # tokens: less is computed sooner than it is brought back
 
 
+class Held(Protocol):
+    """Bytes that are kept. Their memory is given back when nobody refers to this any more."""
+
+    def __len__(self) -> int: ...
+
+    def view(self) -> memoryview:
+        """The bytes, once all of them are there: a device may still be writing. On any thread."""
+        ...
+
+
+class Bytes:
+    """Held bytes in the memory that Python gives."""
+
+    def __init__(self, data: bytes | bytearray = b"") -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def view(self) -> memoryview:
+        return memoryview(self._data)
+
+
 class Contents(Protocol):
     """Reads and writes what pages and states hold. Between steps only."""
 
     page_bytes: int
+    state_bytes: int
 
-    def read_pages(self, pages: Sequence[int], /) -> bytes: ...
+    def read_pages(self, pages: Sequence[int], /, *, spare: bool) -> Held | None:
+        """A copy of `pages`; None where the memory for kept prompts has no room and, with `spare`, no other
+        may be used.
+        """
+        ...
 
-    def write_pages(self, pages: Sequence[int], data: memoryview, /) -> None: ...
+    def write_pages(self, pages: Sequence[int], held: Held, first: int, /) -> None:
+        """Fill `pages` with those of `held` from its page number `first` on."""
+        ...
 
-    def pack(self, snapshot: Any, /) -> bytes: ...
+    def pack(self, snapshot: Any, /) -> Held: ...
 
-    def unpack(self, data: bytes, /) -> Any: ...
+    def unpack(self, held: Held, /) -> Any:
+        """The snapshot that `held` is; None where there is no room for it."""
+        ...
+
+    def blank(self, size: int, /, *, state: bool) -> Held:
+        """Room for so many bytes, to be written into its view: pages, or with `state` a packed snapshot."""
+        ...
+
+    def on_shortage(self, let_go: Callable[[], bool], /) -> None:
+        """`let_go` is called where room is wanted; it drops something, or says False."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +78,8 @@ class Segment:
 
     key: bytes
     first: int
-    pages: bytes
-    state: bytes
+    pages: Held
+    state: Held
 
     @property
     def position(self) -> int:
@@ -67,6 +107,10 @@ class Tier(Protocol):
         ...
 
     def get(self, address: Address, /) -> Segment | None: ...
+
+    def takes(self, size: int, /) -> bool:
+        """Whether a segment of `size` bytes would be kept as things stand."""
+        ...
 
     def put(self, address: Address, segment: Segment, /) -> None: ...
 
@@ -98,6 +142,10 @@ class HostTier:
             self._segments.move_to_end(address)
         return found
 
+    def takes(self, size: int) -> bool:
+        """Whether a segment of `size` bytes is worth making."""
+        return size <= self._capacity
+
     def put(self, address: Address, segment: Segment) -> None:
         """Keep it; of two for the same place the one that begins earlier. One too large is dropped."""
         old = self._segments.get(address)
@@ -109,7 +157,14 @@ class HostTier:
         self._ends[address.position] = self._ends.get(address.position, 0) + 1
         self.nbytes += segment.nbytes
         while self.nbytes > self._capacity:
-            self._remove(next(iter(self._segments)))
+            self.let_go()
+
+    def let_go(self) -> bool:
+        """Drop the segment that was used longest ago; False when there is none."""
+        if not self._segments:
+            return False
+        self._remove(next(iter(self._segments)))
+        return True
 
     def close(self) -> None:
         self._segments.clear()
@@ -144,6 +199,7 @@ class PrefixStore:
         self._seed = hashlib.blake2b(f"{model} {page_size} {contents.page_bytes}".encode(), digest_size=16)
         self.saved = 0  # segments
         self.restored_tokens = 0
+        contents.on_shortage(host.let_go)
 
     def save(self, key: Key, first: int, pages: Sequence[int], snapshot: Any, *, lasting: bool) -> None:
         """Keep what lies before the end of `key`: `pages` from page number `first` on, and the state.
@@ -158,8 +214,14 @@ class PrefixStore:
         known = tier.first(address)
         if known is not None and known <= first:
             return
-        state = b"" if snapshot is None else self.contents.pack(snapshot)
-        tier.put(address, Segment(bytes(key), first, self.contents.read_pages(pages), state))
+        size = len(key) + len(pages) * self.contents.page_bytes
+        if not tier.takes(size if snapshot is None else size + self.contents.state_bytes):
+            return
+        held = self.contents.read_pages(pages, spare=lasting)
+        if held is None:
+            return
+        state = Bytes() if snapshot is None else self.contents.pack(snapshot)
+        tier.put(address, Segment(bytes(key), first, held, state))
         self.saved += 1
 
     def chain(self, key: Key, limit: int, position: int, matched: int) -> list[Segment]:

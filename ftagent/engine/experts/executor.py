@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ftagent.engine.experts.bank import ExpertBank
-from ftagent.engine.kernels.experts import ExpertWeights, expert_weights
+from ftagent.engine.kernels.experts import ExpertWeights
 
 
 class CpuExecutor:
@@ -22,13 +22,13 @@ class CpuExecutor:
     def __init__(self, banks: Sequence[ExpertBank], dtype: torch.dtype) -> None:
         self._banks = banks
         self._dtype = dtype
-        hidden, inner = banks[0].shape
-        self._scratch = expert_weights(torch.empty(inner, 3, hidden, dtype=dtype))
+        shape = banks[0].shape
+        self._scratch = shape.ready(torch.empty(shape.values(), dtype=dtype))
 
     def weights(self, layer: int, expert: int) -> ExpertWeights:
         """Valid until the next call."""
         bank = self._banks[layer]
         if bank.format.dtype == self._dtype:
             return bank.weights(expert)
-        bank.decode(expert, self._scratch.records)
+        bank.decode(expert, self._scratch)
         return self._scratch

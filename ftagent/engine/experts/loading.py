@@ -38,7 +38,7 @@ def find_names(checkpoint: Checkpoint, prefix: str, layer: int) -> ExpertNames:
 
 def check_experts(checker: Checker, names: ExpertNames, experts: int, shape: ExpertShape) -> None:
     """Note every missing or misshapen expert tensor of a layer."""
-    hidden, inner = shape
+    hidden, inner = shape.hidden, shape.intermediate
     if names.stacked:
         gate_up, down = names.matrices(0)
         checker.expect(gate_up, (experts, 2 * inner, hidden))

@@ -22,12 +22,14 @@ from ftagent.engine.experts.heat import Heat, fill_order
 from ftagent.engine.experts.policy import ExpertPolicy
 from ftagent.engine.experts.slots import SlotStore
 from ftagent.engine.kernels.experts import (
+    SILU,
     ExpertWeights,
     VectorScratch,
     combine,
     expert_group,
     expert_vectors,
 )
+from ftagent.engine.kernels.swiglu import Swiglu
 from ftagent.engine.options import Mode
 from ftagent.engine.stats import ExpertStats
 
@@ -46,6 +48,7 @@ class ExpertPool:
         per_token: int,
         dtype: torch.dtype,
         heat: Heat | None = None,
+        how: Swiglu = SILU,
     ) -> None:
         experts = banks[0].experts
         self.mode = mode
@@ -58,7 +61,8 @@ class ExpertPool:
             len(banks), experts, slots.count, floor=min(per_token, slots.count // len(banks))
         )
         self._executor = CpuExecutor(banks, dtype)
-        self._scratch = VectorScratch(banks[0].shape.intermediate, dtype)
+        self._scratch = VectorScratch(banks[0].shape.intermediate, dtype, how)
+        self._how = how
         self._counters = ExpertCounters(len(banks))
         self._costs = CostModel()
         self._fetched = self._computed = 0  # missing experts since start
@@ -112,8 +116,10 @@ class ExpertPool:
                 slot = self._policy.lookup(layer, expert)
                 if slot is None:
                     continue
-                truth = self._executor.weights(layer, expert)
-                same = torch.equal(self._store[slot], truth.records)
+                truth, copy = self._executor.weights(layer, expert), self._store.weights(slot)
+                same = torch.equal(copy.records, truth.records)
+                if truth.biases is not None:
+                    same &= copy.biases is not None and torch.equal(copy.biases.all, truth.biases.all)
                 assert same, f"slot {slot} differs from expert {expert} of layer {layer}"
 
     def forward(
@@ -138,7 +144,7 @@ class ExpertPool:
                 )
                 if wanted:
                     places = torch.tensor(wanted)
-                    pairs[places] = expert_group(x[places // per_token], expert_weights)
+                    pairs[places] = expert_group(x[places // per_token], expert_weights, self._how)
         return combine(pairs.view(rows, per_token, -1), weights)
 
     def _forward_resident(

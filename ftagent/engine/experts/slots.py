@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from ftagent.engine.experts.bank import ExpertBank, ExpertShape
-from ftagent.engine.kernels.experts import ExpertWeights, expert_weights
+from ftagent.engine.kernels.experts import ExpertWeights
 
 SLAB_SLOTS = 64
 ALIGNMENT = 256  # bytes; products of equal values on differently aligned rows may differ in their last bits
 
 
 def slot_bytes(shape: ExpertShape, itemsize: int) -> int:
-    """Memory of one slot: its records [I, 3, H], up to the next slot."""
-    return -(-shape.weights() * itemsize // ALIGNMENT) * ALIGNMENT
+    """Memory of one slot: its records [I, 3, H] and biases, up to the next slot."""
+    return -(-shape.values() * itemsize // ALIGNMENT) * ALIGNMENT
 
 
 class SlotStore:
@@ -36,14 +36,13 @@ class SlotStore:
             empty = torch.empty(0, dtype=dtype)
             self._slots = [ExpertWeights(empty, empty, empty, empty)] * count
             return
-        hidden, inner = shape
         stride = self.slot_bytes // dtype.itemsize
         for first in range(0, count, SLAB_SLOTS):
             slots = min(SLAB_SLOTS, count - first)
             slab = torch.empty(slots * stride + ALIGNMENT // dtype.itemsize, dtype=dtype, device=device)
             begin = -slab.data_ptr() % ALIGNMENT // dtype.itemsize
-            rows = slab[begin : begin + slots * stride].view(slots, stride)[:, : shape.weights()]
-            self._slots += [expert_weights(row.view(inner, 3, hidden)) for row in rows.unbind(0)]
+            rows = slab[begin : begin + slots * stride].view(slots, stride)[:, : shape.values()]
+            self._slots += [shape.ready(row) for row in rows.unbind(0)]
 
     def __getitem__(self, slot: int) -> torch.Tensor:
         """T [I, 3, H] on the device."""
@@ -72,4 +71,4 @@ class SlotStore:
             with torch.cuda.stream(stream):
                 self._slots[slot].records.copy_(bank.records(expert), non_blocking=bank.pinned)
         else:
-            bank.decode(expert, self._slots[slot].records)
+            bank.decode(expert, self._slots[slot])

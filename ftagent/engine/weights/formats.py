@@ -11,6 +11,7 @@ import torch
 
 PLAIN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn
+MXFP4 = torch.float4_e2m1fn_x2  # names the format (`mxfp4`); its bytes are handled as uint8
 BLOCK = 128
 
 

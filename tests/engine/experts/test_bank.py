@@ -10,9 +10,11 @@ import torch
 
 from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape, row_bytes
 from ftagent.engine.experts.host_memory import HUGE_BYTES
+from ftagent.engine.kernels.experts import expert_weights
+from ftagent.engine.weights.formats import FP8, MXFP4
+from tests.engine.weights.test_mxfp4 import exact
 
 SHAPE = ExpertShape(hidden=160, intermediate=72)
-FP8 = torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -21,10 +23,10 @@ def test_plain_rows_keep_their_values(dtype: torch.dtype) -> None:
     values = [torch.randn(72, 3, 160).to(dtype) for _ in range(3)]
     for expert, records in enumerate(values):
         bank.records(expert).copy_(records)
-    out = torch.full((72, 3, 160), torch.nan)
+    out = expert_weights(torch.full((72, 3, 160), torch.nan))
     for expert, records in enumerate(values):
         bank.decode(expert, out)
-        assert torch.equal(out, records.float())
+        assert torch.equal(out.records, records.float())
 
 
 def test_a_row_is_one_range_of_bytes_at_its_address() -> None:
@@ -42,7 +44,8 @@ def test_a_row_is_one_range_of_bytes_at_its_address() -> None:
 def test_views_of_an_expert_are_its_records() -> None:
     bank = ExpertBank(2, SHAPE, ExpertFormat(torch.float32))
     bank.records(1).normal_()
-    records, gate, up, down = bank.weights(1)
+    records, gate, up, down, biases = bank.weights(1)
+    assert biases is None
     assert records.data_ptr() == bank.address(1)
     assert torch.equal(gate, records[:, 0])
     assert torch.equal(up, records[:, 1])
@@ -60,7 +63,7 @@ def test_fp8_rows_multiply_each_block_by_its_scale(parts: int) -> None:
     row.gate_up_scales.copy_(torch.rand(row.gate_up_scales.shape) + 0.5)
     row.down_scales.copy_(torch.rand(row.down_scales.shape) + 0.5)
     records = torch.full((72, 3, 160), torch.nan)
-    bank.decode(0, records)
+    bank.decode(0, expert_weights(records))
     for i in range(144):
         part, inside = (0, i) if parts == 1 else divmod(i, 72)
         for j in range(160):
@@ -71,7 +74,47 @@ def test_fp8_rows_multiply_each_block_by_its_scale(parts: int) -> None:
     assert torch.equal(records[:, 2].t(), row.down.float() * scales)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8])
+def test_mxfp4_rows_are_their_codes_times_their_scales() -> None:
+    shape = ExpertShape(hidden=96, intermediate=64, biased=True)
+    bank = ExpertBank(2, shape, ExpertFormat(MXFP4))
+    row = bank.quantised_row(1)
+    assert [tuple(piece.shape) for piece in row] == [(128, 48), (96, 32), (128, 3), (96, 2), (224,)]
+    for piece in row[:2]:
+        piece.random_(0, 256)
+    for piece in row[2:4]:
+        piece.random_(120, 130)
+    row.biases.normal_()
+    target = shape.ready(torch.full((shape.values(),), torch.nan))
+    bank.decode(1, target)
+    gate_up, down = exact(row.gate_up, row.gate_up_scales), exact(row.down, row.down_scales)
+    assert torch.equal(target.gate.double(), gate_up[:64])
+    assert torch.equal(target.up.double(), gate_up[64:])
+    assert torch.equal(target.down.double(), down)
+    assert target.biases is not None
+    assert torch.equal(target.biases.all, row.biases)
+    assert bank.row_bytes == 4096 * -(-(shape.weights() * 17 // 32 + 4 * 224) // 4096)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_biases_lie_behind_the_records_of_a_plain_row(dtype: torch.dtype) -> None:
+    shape = ExpertShape(hidden=24, intermediate=10, biased=True)
+    bank = ExpertBank(3, shape, ExpertFormat(dtype))
+    ready = bank.weights(2)
+    assert ready.biases is not None
+    parts = [torch.randn(10), torch.randn(10), torch.randn(24)]
+    for view, values in zip(ready.biases, parts, strict=False):
+        view.copy_(values)
+    ready.records.normal_()
+    size = shape.values() * dtype.itemsize
+    raw = torch.frombuffer(bytearray(ctypes.string_at(bank.address(2), size)), dtype=dtype)
+    assert torch.equal(raw, torch.cat((ready.records.flatten(), torch.cat(parts).to(dtype))))
+    target = shape.ready(torch.full((shape.values(),), torch.nan))
+    bank.decode(2, target)
+    assert target.biases is not None
+    assert torch.equal(target.biases.down, parts[2].to(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8, MXFP4])
 def test_rows_start_on_pages_and_banks_on_huge_pages(dtype: torch.dtype) -> None:
     bank = ExpertBank(4, SHAPE, ExpertFormat(dtype))
     assert bank.row_bytes == row_bytes(SHAPE, ExpertFormat(dtype))

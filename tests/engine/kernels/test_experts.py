@@ -14,6 +14,7 @@ from ftagent.engine.kernels.experts import (
     expert_weights,
     write_records,
 )
+from ftagent.engine.kernels.swiglu import Swiglu
 from tests.engine.kernels.blas import assert_same
 
 SIZES = [(64, 24), (48, 17), (200, 130), (72, 9)]
@@ -92,6 +93,39 @@ def test_bits_depend_neither_on_company_nor_on_threads(hidden: int, inner: int, 
         expert_vectors(x.unbind(0), chosen, out.unbind(0), VectorScratch(inner, dtype))
         for row in range(7):
             assert_same(out[row], alone[row])
+
+
+def step_by_step(
+    x: torch.Tensor, matrices: tuple[torch.Tensor, ...], biases: tuple[torch.Tensor, ...], how: Swiglu
+) -> torch.Tensor:
+    """One channel after the other, float64: biases are added first, then both sides are clamped."""
+    gate, up, down = (matrix.double() for matrix in matrices)
+    out = biases[2].double().expand(x.shape[0], -1).clone()
+    for channel in range(gate.shape[0]):
+        left = x.double() @ gate[channel] + biases[0][channel]
+        right = x.double() @ up[channel] + biases[1][channel]
+        if how.limit is not None:
+            left = torch.minimum(left, torch.tensor(how.limit))
+            right = torch.maximum(torch.minimum(right, torch.tensor(how.limit)), torch.tensor(-how.limit))
+        act = (right + how.offset) * left / (1 + torch.exp(-how.alpha * left))
+        out += act.unsqueeze(1) * down[:, channel]
+    return out
+
+
+@pytest.mark.parametrize("how", [Swiglu(), Swiglu(1.702, 7.0, 1.0), Swiglu(limit=0.5), Swiglu(0.9)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_biases_and_clamps_both_ways(how: Swiglu, dtype: torch.dtype, tolerance: float) -> None:
+    hidden, inner = 72, 17
+    matrices = tuple((matrix * 4).to(dtype) for matrix in draw(hidden, inner, dtype))
+    biases = (torch.randn(inner).to(dtype), torch.randn(inner).to(dtype), torch.randn(hidden).to(dtype))
+    weights = expert_weights(records_of(*matrices), torch.cat(biases))
+    x = (torch.randn(9, hidden) * 2).to(dtype)
+    expected = step_by_step(x, matrices, biases, how)
+    group = expert_group(x, weights, how)
+    assert float((group - expected).norm() / expected.norm()) <= tolerance
+    out = torch.full((9, hidden), torch.nan, dtype=dtype)
+    expert_vectors(x.unbind(0), [weights] * 9, out.unbind(0), VectorScratch(inner, dtype, how))
+    assert float((out - expected).norm() / expected.norm()) <= tolerance
 
 
 def test_a_partial_expert_is_a_run_of_records() -> None:

@@ -27,11 +27,13 @@ Runs = list[tuple[int, int]]
 class Span(NamedTuple):
     """Rows [begin, end) of the step are one prefill chunk, or the next rows of one in a fused step.
 
-    `past` are the runs of the request's earlier tokens, `own` those of the rows themselves.
+    `start` is the position of the first row; `past` are the runs of the request's earlier tokens, `own` those
+    of the rows themselves.
     """
 
     begin: int
     end: int
+    start: int
     slot: int
     past: Runs
     own: Runs
@@ -53,6 +55,7 @@ class Batch:
     places: torch.Tensor  # int64, where the row's key and value go: page * page size + offset
     decode_pasts: tuple[tuple[Runs, ...], ...]  # per decode row: its segments, the row itself included
     decode_slots: tuple[int, ...]
+    decode_starts: tuple[int, ...]  # per decode row: its position
     decode_index: torch.Tensor  # int64 [decode], the same
     wanted: torch.Tensor  # int64, rows whose logits are asked for, in the order of the chunks
 
@@ -94,6 +97,7 @@ def make_batch(chunks: Sequence[Chunk], device: torch.device, fused: bool = Fals
         places=integers[2],
         decode_pasts=tuple(_segments(chunk) for chunk in ordered[:decode]),
         decode_slots=tuple(slots),
+        decode_starts=tuple(positions[:decode]),
         decode_index=torch.tensor(slots, dtype=torch.int64, device=device),
         wanted=torch.tensor(wanted, dtype=torch.int64, device=device),
     )
@@ -107,7 +111,7 @@ def _spans(chunk: Chunk, begin: int, longest: int) -> list[Span]:
         start = chunk.start + first
         past = token_runs(chunk.pages, 0, start)
         own = token_runs(chunk.pages, start, chunk.start + last)
-        spans.append(Span(begin + first, begin + last, chunk.slot, past, own))
+        spans.append(Span(begin + first, begin + last, start, chunk.slot, past, own))
     return spans
 
 

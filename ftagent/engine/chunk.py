@@ -11,7 +11,8 @@ class Chunk:
     """Consecutive tokens of one request.
 
     `start` is the position of tokens[0]; `pages` are the KV pages that cover positions [0, start +
-    len(tokens)); `slot` is the recurrent state slot, which has seen exactly the tokens before `start`.
+    len(tokens)); `slot` is the recurrent state slot, which has seen exactly the tokens before `start`. The
+    states behind the positions `keep`, in order and inside the chunk, are kept (see `pools.States.inside`).
     """
 
     tokens: Sequence[int]
@@ -19,3 +20,4 @@ class Chunk:
     pages: Sequence[int]
     slot: int
     want_logits: bool
+    keep: Sequence[int] = ()

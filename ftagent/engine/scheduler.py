@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ftagent.engine.context.anchors import Match, PrefixCache, Visit
+from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.context.marks import with_fork
 from ftagent.engine.context.pools import Pages, States
 from ftagent.engine.context.tree import ID_BYTES, token_key
+from ftagent.engine.context.visits import Match, Visit
 from ftagent.errors import PromptTooLong, QueueFull
 
 # Room for this many reply tokens is set aside when a request is admitted, so that it does not start
@@ -78,12 +79,15 @@ class Job:
 
 
 class Piece(NamedTuple):
-    """Work of one step for one request: compute `length` tokens from position `start`."""
+    """Work of one step for one request: compute `length` tokens from position `start`, and keep the states
+    behind the positions `keep` inside.
+    """
 
     job: Job
     start: int
     length: int
     wants_logits: bool
+    keep: tuple[int, ...] = ()
 
     @property
     def is_decode(self) -> bool:
@@ -173,9 +177,12 @@ class Scheduler:
         budget = self._chunk_tokens
         if pieces:
             budget = max(budget // MIXED_PART, self._max_running)
+        promised = 0  # states that this step will keep
         for job, count in zip(prefilling, share_evenly(wants, budget), strict=True):
             if count:
-                pieces.append(Piece(job, job.computed, count, count == job.remaining))
+                keep = self._inside(job, count, promised)
+                promised += len(keep) + 1
+                pieces.append(Piece(job, job.computed, count, count == job.remaining, keep))
         return pieces
 
     def commit(self, pieces: Iterable[Piece]) -> None:
@@ -189,7 +196,7 @@ class Scheduler:
                 continue
             for mark in job.marks:
                 if piece.start < mark < job.computed:
-                    self._keep(job, mark, mark=True)
+                    self._keep_inside(job, mark, piece)
             self._keep(job, job.computed, mark=job.computed in job.marks)
 
     def finish(self, job: Job, *, keep: bool = True) -> None:
@@ -312,15 +319,37 @@ class Scheduler:
         self.waiting.appendleft(job)  # all that wait are younger than all that run
 
     def _chunk_end(self, job: Job) -> int:
-        """The next mark, where the state has to be kept; without a recurrent state any place can be kept."""
-        if not self._states.slot_bytes:
+        """The next mark, where the state has to be kept; without a recurrent state any place can be kept, and
+        some pools keep states on the way.
+        """
+        if not self._states.slot_bytes or self._states.inside:
             return len(job.tokens)
         return next((mark for mark in job.marks if mark > job.computed), len(job.tokens))
 
-    def _keep(self, job: Job, position: int, *, mark: bool) -> None:
+    def _inside(self, job: Job, count: int, promised: int) -> tuple[int, ...]:
+        """The marks inside the job's next `count` tokens whose states the step is to keep."""
+        if not self._states.slot_bytes or not self._states.inside:
+            return ()
+        marks = [mark for mark in job.marks if job.computed < mark < job.computed + count]
+        assert job.visit is not None, "a request that runs has been admitted"
+        return tuple(self.prefix.choose(job.visit, marks, job.computed, promised)) if marks else ()
+
+    def _keep_inside(self, job: Job, mark: int, piece: Piece) -> None:
+        """Make an anchor at a mark that the step went past."""
+        if not self._states.slot_bytes:
+            self._keep(job, mark, mark=True)
+        elif mark in piece.keep:
+            assert job.slot is not None, "a request that ran holds a slot"
+            taken = self._states.take(job.slot, mark)
+            if taken is None:
+                self.prefix.skipped += 1
+            else:
+                self._keep(job, mark, mark=True, taken=taken)
+
+    def _keep(self, job: Job, position: int, *, mark: bool, taken: Any = None) -> None:
         assert job.slot is not None, "a request that ran holds a slot"
         assert job.visit is not None, "a request that ran has been admitted"
-        anchor = self.prefix.keep(job.key(), position, job.pages, job.slot, job.visit, mark=mark)
+        anchor = self.prefix.keep(job.key(), position, job.pages, job.slot, job.visit, mark=mark, taken=taken)
         if anchor is not None and position == job.lasting:
             self.prefix.save(anchor)
 

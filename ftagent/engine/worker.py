@@ -148,7 +148,9 @@ class Worker:
         job = piece.job
         end = piece.start + piece.length
         assert job.slot is not None, "a planned request holds a slot"
-        return Chunk(job.tokens[piece.start : end], piece.start, job.pages, job.slot, piece.wants_logits)
+        return Chunk(
+            job.tokens[piece.start : end], piece.start, job.pages, job.slot, piece.wants_logits, piece.keep
+        )
 
     def _advance(self, task: Task, logits: StepLogits, index: int) -> None:
         """Sample one token for a task and tell its reader. A fault here is this request's alone."""

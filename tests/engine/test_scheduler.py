@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.anchors import PrefixCache
+from ftagent.engine.context.tree import token_key
 from ftagent.engine.scheduler import Job, Piece, Scheduler, share_evenly
 from ftagent.engine.steps import LoadedModel
 from ftagent.errors import PromptTooLong, QueueFull
@@ -42,9 +43,10 @@ class Bench:
         if not pieces:
             return pieces
         chunks = []
-        for job, start, length, wants_logits in pieces:
+        for job, start, length, wants_logits, keep in pieces:
             assert job.slot is not None
-            chunks.append(Chunk(job.tokens[start : start + length], start, job.pages, job.slot, wants_logits))
+            tokens = job.tokens[start : start + length]
+            chunks.append(Chunk(tokens, start, job.pages, job.slot, wants_logits, keep))
         rows = iter(self.runner.step(chunks).numpy())
         self.scheduler.commit(pieces)
         for piece in pieces:
@@ -212,3 +214,53 @@ def test_two_hundred_requests_with_cancels(seed: int) -> None:
 def test_the_scheduler_is_free_of_torch() -> None:
     code = "import sys, ftagent.engine.scheduler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_boundaries_cost_no_step_where_states_are_kept_on_the_way(inside: bool) -> None:
+    """Twenty marks in a prompt of 600 tokens: each can be resumed, and the prompt took as many steps as its
+    length needs, where a pool that cannot do so takes one for each mark.
+    """
+    bench = Bench(ToyRunner(pages=400, context=700), anchors=64, chunk_tokens=300)
+    bench.runner.recurrent.inside = inside  # type: ignore[misc]
+    prompt, marks = prompt_of(0, 600), tuple(range(30, 600, 30))
+    job = bench.submit(prompt, 1, marks)
+    steps = 0
+    while bench.step():
+        steps += 1
+    assert reply(job) == cold_tokens(prompt, 1)
+    assert steps == (2 if inside else 20)
+    for mark in reversed(marks):
+        again = bench.submit([*prompt[:mark], *prompt_of(mark, 20)], 3)
+        bench.drain()
+        assert again.cached == mark
+        assert reply(again) == cold_tokens(again.tokens[: again.prompt], 3)
+
+
+def test_states_on_the_way_give_way_by_the_gaps_between_them() -> None:
+    """Room for five states beside the prompt's end: of seven marks the two with the smallest gaps go."""
+    bench = Bench(ToyRunner(pages=400, context=700), anchors=6, chunk_tokens=700)
+    bench.runner.recurrent.inside = True  # type: ignore[misc]
+    prompt, marks = prompt_of(1, 600), (300, 310, 350, 358, 400, 450, 500)
+    bench.submit(prompt, 1, marks)
+    bench.step()
+    assert bench.prefix.skipped == 2
+    match = bench.prefix.find(token_key(prompt), 600)
+    found = [anchor.position for node in match.path.nodes for anchor in node.anchors]
+    assert found == [300, 350, 400, 450, 500, 600]
+    bench.drain()
+
+
+def test_a_new_prompt_takes_no_state_that_is_worth_more() -> None:
+    """A conversation's anchors far apart stay; a one-shot prompt gets what room is left."""
+    bench = Bench(ToyRunner(pages=600, context=700), anchors=5, chunk_tokens=700)
+    bench.runner.recurrent.inside = True  # type: ignore[misc]
+    history = prompt_of(2, 300)
+    for turn in range(3):
+        bench.submit([*history, *prompt_of(10 + turn, 100 * turn)], 1, (300,))
+        bench.drain()
+    bench.submit(prompt_of(3, 200), 1, tuple(range(20, 200, 20)))
+    bench.drain()
+    again = bench.submit([*history, *prompt_of(20, 5)], 1)
+    bench.drain()
+    assert again.cached == 300

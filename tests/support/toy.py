@@ -51,13 +51,15 @@ def cold_tokens(prompt: Sequence[int], count: int, vocab: int = VOCAB) -> list[i
 
 
 class ToyStates:
-    """State slots that hold one integer each."""
+    """State slots that hold one integer each. `inside`: see `pools.States`."""
 
     slot_bytes = 8
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, inside: bool = False) -> None:
         self.total = total
+        self.inside = inside
         self.values: dict[int, int] = {}
+        self.kept: dict[tuple[int, int], int] = {}  # (slot, position) to the state there, of the last step
 
     @property
     def free_count(self) -> int:
@@ -79,6 +81,9 @@ class ToyStates:
     def restore(self, slot: int, snapshot: int) -> None:
         assert slot in self.values
         self.values[slot] = snapshot
+
+    def take(self, slot: int, position: int) -> int | None:
+        return self.kept.pop((slot, position), None)
 
     def check_integrity(self) -> None:
         assert set(self.values) <= set(range(self.total))
@@ -117,6 +122,8 @@ class ToyRunner:
         self.steps.append(
             [Chunk(list(c.tokens), c.start, list(c.pages), c.slot, c.want_logits) for c in chunks]
         )
+        if isinstance(self.recurrent, ToyStates):  # some toys have other pools
+            self.recurrent.kept.clear()
         rows = [self._run(chunk) for chunk in chunks]
         wanted = [row for row in rows if row is not None]
         return torch.from_numpy(np.stack(wanted)) if wanted else torch.empty(0, VOCAB)
@@ -132,6 +139,9 @@ class ToyRunner:
             assert self.kv.references(page) > 0, "a write into a free page"
             self._memory[page, position % size] = entry(position, token)
             state = follow(state, token)
+            if position + 1 in chunk.keep:
+                assert self.recurrent.inside, "a pool that keeps no states inside a chunk"
+                self.recurrent.kept[chunk.slot, position + 1] = state
         self.recurrent.values[chunk.slot] = state
         if not chunk.want_logits:
             return None

@@ -11,44 +11,19 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 from ftagent.engine.context.pools import Pages, States
 from ftagent.engine.context.tiers import Contents, PrefixStore, Segment
 from ftagent.engine.context.tree import Anchor, Key, Line, Node, Path, PrefixTree
 from ftagent.engine.context.value import Order, Rank, may_displace, rank_of, worth
+from ftagent.engine.context.visits import Match, Visit
 
 _NOBODY = 1 << 62  # a prompt that long continues what was brought back
 NS_PER_TOKEN = 1_000_000  # of prefill; only its ratio to bytes counts, and that is the same for all anchors
 
-
 _Entry = tuple[Order, int, Anchor]
-
-
-class Match(NamedTuple):
-    """Where a request can resume: `position` tokens lie in `pages`, and `snapshot` is the state behind them.
-
-    `matched` tokens are known in all; those behind `position` have no state to resume with. The last page may
-    be filled in part; with `sole`, nothing but this prefix is in it, and nobody else holds it.
-    """
-
-    position: int
-    pages: list[int]
-    snapshot: Any
-    matched: int
-    anchor: Anchor | None
-    path: Path
-    sole: bool
-
-
-@dataclass(slots=True, eq=False)
-class Visit:
-    """What the cache knows of one request while it runs."""
-
-    line: Line
-    rolling: Anchor | None = None  # behind the newest chunk; the next one takes its place
-    marks: list[Anchor] = field(default_factory=list)  # kept at the request's marks
 
 
 class PrefixCache:
@@ -61,7 +36,7 @@ class PrefixCache:
     def __init__(self, pages: Pages, states: States, capacity: int, store: PrefixStore | None = None) -> None:
         self._pages = pages
         self._states = states
-        self._capacity = max(capacity, 0)
+        self.capacity = max(capacity, 0)
         self._store = store
         self._tree = PrefixTree(pages)
         self._stateful = states.slot_bytes > 0
@@ -116,11 +91,27 @@ class PrefixCache:
         line.used = self._requests
         return Visit(line)
 
+    def choose(self, visit: Visit, places: Sequence[int], start: int, promised: int) -> list[int]:
+        """Those of `places`, in order behind `start`, whose states are worth taking on the way; room is made
+        for them, for the chunk's end and for `promised` others. The rest is counted in `skipped`.
+        """
+        gaps = {place: place - before for before, place in pairwise((start, *places))}
+        rank = rank_of(newest=False, goes_on=visit.line.goes_on, uses=0)
+        chosen: list[int] = []
+        for place in sorted(places, key=lambda place: -gaps[place]):
+            order = Order(rank, self._level + worth(gaps[place], NS_PER_TOKEN, self._states.slot_bytes))
+            if not self._make_snapshot_room(visit, promised + len(chosen) + 2, order):
+                break
+            chosen.append(place)
+        self.skipped += len(places) - len(chosen)
+        return sorted(chosen)
+
     def keep(
-        self, key: Key, position: int, pages: Sequence[int], slot: int, visit: Visit, *, mark: bool
-    ) -> Anchor | None:
+        self, key: Key, position: int, pages: Sequence[int], slot: int, visit: Visit, *,
+        mark: bool, taken: Any = None,
+    ) -> Anchor | None:  # fmt: skip
         """Make an anchor behind the first `position` ids of `key`, whose KV fills `pages` from the first and
-        whose state is in `slot`. Without `mark` it gives way to the request's next one.
+        whose state is in `slot`, or was `taken` there. Without `mark` it gives way to the request's next one.
 
         Returns None, and counts it in `skipped`, when there is no room for one.
         """
@@ -130,12 +121,14 @@ class PrefixCache:
         if found is None or found.position != position:
             if replaced is not None:
                 replaced.snapshot = None  # before the new one takes memory
-            elif not self._make_snapshot_room(visit):
+            room = replaced is not None or self._make_snapshot_room(visit)
+            snapshot = self._snapshot(slot) if room and taken is None else taken
+            if not room or (self._stateful and snapshot is None):
                 self.skipped += 1
+                if replaced is not None:
+                    self._drop(replaced)
                 return None
-            found = self._attach(
-                self._tree.add(key, position, pages), position, self._snapshot(slot), visit.line
-            )
+            found = self._attach(self._tree.add(key, position, pages), position, snapshot, visit.line)
             visit.rolling = None if mark else found
         if replaced is not None and replaced is not found:
             replaced.node.anchors.remove(replaced)
@@ -152,8 +145,9 @@ class PrefixCache:
             self._write(self._store, anchor, 0, lasting=True)
 
     def fetch(self, key: Key, length: int, match: Match) -> bool:
-        """Bring back what the store has behind `match`, for a prompt of `length` ids. False when it has
-        nothing worth the copy or there is no room for it.
+        """Bring back what the store has behind `match`, for a prompt of `length` ids, if there is room.
+
+        False when it has nothing worth the copy; else `match` is out of date: anchors may have given way.
         """
         if self._store is None:
             return False
@@ -166,18 +160,19 @@ class PrefixCache:
         self._pages.retain(pages)  # so that making room cannot free them
         wanted = -(-end // size) - first
         visit = Visit(Line(_NOBODY, agent=True))
-        room = self.make_room(wanted) and self._make_snapshot_room(visit)
-        if room:
+        room, snapshot = self.make_room(wanted) and self._make_snapshot_room(visit), None
+        if room and self._stateful:
+            snapshot = self._store.contents.unpack(chain[-1].state)
+        if room and (snapshot is not None or not self._stateful):
             pages += self._pages.allocate(wanted, after=pages[-1] if pages else None)
             for segment in chain:
                 self._bring_back(self._store.contents, segment, pages, first)
-            snapshot = self._store.contents.unpack(chain[-1].state) if self._stateful else None
             anchor = self._attach(self._tree.add(key, end, pages), end, snapshot, visit.line)
             anchor.mark = True
             self._use(anchor)
             self._store.restored_tokens += end - match.position
         self._pages.release(pages)
-        return room
+        return True
 
     def end(self, visit: Visit, position: int, strip: int) -> None:
         """A request has ended at `position`. Its conversation goes on from there, or from the deepest mark up
@@ -223,7 +218,7 @@ class PrefixCache:
         self._tree.check_integrity()
         anchors = [anchor for node in self._tree.nodes() for anchor in node.anchors]
         assert self._count == len(anchors), "anchors are miscounted"
-        assert self._count <= self._capacity or not self._stateful, "more snapshots than the capacity"
+        assert self._count <= self.capacity or not self._stateful, "more snapshots than the capacity"
         for heap, listed in (
             (self._all, anchors if self._stateful else []),
             (self._tails, self._ends(anchors)),
@@ -273,20 +268,22 @@ class PrefixCache:
             return None
         return rolling if rolling.position < position else None
 
-    def _make_snapshot_room(self, visit: Visit) -> bool:
-        """See that one more snapshot may be taken, dropping what is worth least."""
-        if not self._capacity:
+    def _make_snapshot_room(self, visit: Visit, wanted: int = 1, below: Order | None = None) -> bool:
+        """See that `wanted` more snapshots may be taken, dropping what is worth least, and with `below` only
+        what comes before it in the order.
+        """
+        if not self.capacity:
             return False
-        while self._stateful and self._count >= self._capacity:
-            victim = self._victim(self._all, lambda anchor: self._may_displace(visit, anchor))
+        while self._stateful and self._count + wanted > self.capacity:
+            victim = self._victim(self._all, lambda anchor: self._may_displace(visit, anchor, below))
             if victim is None:
                 return False
             self._evict(victim)
         return True
 
-    def _may_displace(self, visit: Visit, anchor: Anchor) -> bool:
-        idle = self._requests - anchor.line.used
-        return may_displace(visit.line.goes_on, self._order(anchor).rank, idle)
+    def _may_displace(self, visit: Visit, anchor: Anchor, below: Order | None) -> bool:
+        idle, order = self._requests - anchor.line.used, self._order(anchor)
+        return may_displace(visit.line.goes_on, order.rank, idle) and (below is None or order < below)
 
     def _is_idle(self, anchor: Anchor) -> bool:
         """Whether no request holds the end of the branch that ends with `anchor`: dropping it, or what is
@@ -325,6 +322,9 @@ class PrefixCache:
             self._level = max(self._level, order.level)
         if self._store is not None and order.rank is not Rank.ONE_SHOT:
             self._write(self._store, anchor, self._before(anchor) // self._pages.page_size, lasting=False)
+        self._drop(anchor)
+
+    def _drop(self, anchor: Anchor) -> None:
         node = anchor.node
         node.anchors.remove(anchor)
         self._forget(anchor)

@@ -30,11 +30,15 @@ class Pages(Protocol):
 class States(Protocol):
     """What is needed of a pool of recurrent states (`context.recurrent.StatePool`).
 
-    `slot_bytes` 0: the model has no recurrent state, and snapshots hold nothing.
+    `slot_bytes` 0: the model has no recurrent state, and snapshots hold nothing. `inside`: a step keeps the
+    states at places within its chunks (`chunk.Chunk.keep`), so that chunks need not end there.
     """
 
     total: int
     slot_bytes: int
+
+    @property
+    def inside(self) -> bool: ...
 
     @property
     def free_count(self) -> int: ...
@@ -43,7 +47,13 @@ class States(Protocol):
 
     def release(self, slot: int, /) -> None: ...
 
-    def snapshot(self, slot: int, /) -> Any: ...
+    def snapshot(self, slot: int, /) -> Any:
+        """A copy of the state in `slot`; None where there is no room for it."""
+        ...
+
+    def take(self, slot: int, position: int, /) -> Any:
+        """What the last step has kept of `slot` behind `position` tokens; None when there was no room."""
+        ...
 
     def restore(self, slot: int, snapshot: Any, /) -> None: ...
 

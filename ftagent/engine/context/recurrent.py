@@ -7,7 +7,7 @@ is not there. Knows no requests and no model; the layers read and write the tens
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,6 +74,11 @@ class StatePool:
     def free_count(self) -> int:
         return len(self._free)
 
+    @property
+    def inside(self) -> bool:
+        """See `pools.States`."""
+        return False
+
     def allocate(self) -> int:
         """Take a slot with a zero state and empty windows. Raises PoolFull."""
         if not self._free:
@@ -89,18 +94,26 @@ class StatePool:
         self._held.remove(slot)
         self._free.append(slot)
 
-    def snapshot(self, slot: int) -> StateSnapshot:
-        """Copy the state of a held slot, into host memory: a device's is for what runs."""
+    def snapshot(self, slot: int) -> Any:
+        """Copy the state of a held slot: a StateSnapshot."""
         assert slot in self._held, f"state slot {slot} is not held"
         parts = (self.conv[:, slot], self.recurrent[:, slot], self.windows.stored[:, slot])
-        return StateSnapshot(*map(_kept, parts))
+        return StateSnapshot(*(part.clone() for part in parts))
 
-    def restore(self, slot: int, snapshot: StateSnapshot) -> None:
+    def restore(self, slot: int, snapshot: Any) -> None:
         """Copy `snapshot` into a held slot."""
         assert slot in self._held, f"state slot {slot} is not held"
         self.conv[:, slot].copy_(snapshot.conv)
         self.recurrent[:, slot].copy_(snapshot.recurrent)
         self.windows.stored[:, slot].copy_(snapshot.window)
+
+    def keep(self, layer: int, slot: int, position: int) -> None:
+        """A linear layer of a step has brought `slot` to `position`, where its chunk is to keep it."""
+        raise AssertionError("this pool keeps no states inside a chunk")
+
+    def take(self, slot: int, position: int) -> Any:
+        """See `pools.States`."""
+        return None
 
     def check_integrity(self) -> None:
         """Raise AssertionError with the numbers when free + held is not total or a slot is in both."""
@@ -108,10 +121,3 @@ class StatePool:
         assert len(free) == len(self._free), "a state slot is free twice"
         assert not free & self._held, f"state slots both free and held: {sorted(free & self._held)}"
         assert len(free) + len(self._held) == self.total, f"{len(free)=} {len(self._held)=} {self.total=}"
-
-
-def _kept(state: torch.Tensor) -> torch.Tensor:
-    if not state.is_cuda:
-        return state.clone()
-    kept = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)  # pinned: the link at full speed
-    return kept.copy_(state)

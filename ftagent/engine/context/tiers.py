@@ -261,7 +261,7 @@ class PrefixStore:
             if needed is not None and address.position // self._size < needed:
                 return []
             segment = tier.get(address)
-            if segment is None or segment.key != key[: len(segment.key)]:
+            if segment is None or segment.key != key[: len(segment.key)] or not self._is_whole(segment):
                 if needed is None:
                     return []
                 continue
@@ -270,6 +270,14 @@ class PrefixStore:
             if needed <= covered:
                 return chain[::-1]
         return []
+
+    def _is_whole(self, segment: Segment) -> bool:
+        """Whether it has the pages that its position needs, and a state of the right size."""
+        pages = -(-segment.position // self._size) - segment.first
+        return (len(segment.pages), len(segment.state)) == (
+            pages * self.contents.page_bytes,
+            self.contents.state_bytes,
+        )
 
     def _addresses(self, key: Key, positions: Iterable[int]) -> Iterator[Address]:
         """The addresses of the prefixes of `key` that end at `positions`, which ascend."""

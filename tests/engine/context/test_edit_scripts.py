@@ -116,4 +116,4 @@ def test_warm_equals_cold_and_a_turn_costs_what_is_new(seed: int, kind: Kind, am
 def test_a_thousand_scripts() -> None:
     for seed in range(1000):
         kinds: tuple[Kind, ...] = get_args(Kind)
-        Script(10_000 + seed, kinds[seed // 2 % 4], ample=seed % 2 == 0).run(12)
+        Script(10_000 + seed, kinds[seed // 2 % len(kinds)], ample=seed % 2 == 0).run(12)

@@ -24,10 +24,9 @@ from tests.support.toy import ToyRunner, cold_tokens
 class ToyContents:
     """Bytes of the toy's memory."""
 
-    state_bytes = 8
-
     def __init__(self, runner: ToyRunner) -> None:
         self._runner = runner
+        self.state_bytes = runner.recurrent.slot_bytes
         self.page_bytes = 8 * runner.kv.page_size
 
     def read_pages(self, pages: Sequence[int], *, spare: bool) -> Held:

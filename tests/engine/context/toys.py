@@ -1,5 +1,5 @@
 """Toy models with every kind of state that reuse must bring back: none beside the pages, a recurrent one, the
-window of layers that see only the last tokens, and both of these.
+window of layers that see only the last tokens, and both of these; and one whose steps keep states on the way.
 
 `cold_reply` is their oracle: the same functions of the tokens, computed directly.
 """
@@ -18,11 +18,12 @@ from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.contents import TorchContents
 from ftagent.engine.context.pages import KvShape, KvStorage
 from ftagent.engine.context.recurrent import StatePool, StateShape, StateSnapshot
+from ftagent.engine.context.tiers import Held
 from ftagent.engine.context.windows import WindowShape
 from tests.engine.context.test_tiers import ToyContents
 from tests.support.toy import ToyRunner, ToyStates, cold_tokens, entry, toy_logits
 
-Kind = Literal["recurrent", "pages", "window", "window and recurrent"]
+Kind = Literal["recurrent", "pages", "window", "window and recurrent", "recurrent inside"]
 WINDOW = 13
 _SMALL_PRIME = 1_000_003
 
@@ -95,12 +96,13 @@ class WindowedContents(ToyContents):
         super().__init__(runner)
         storage = KvStorage(KvShape(0, 1, 1), 1, torch.float32, torch.device("cpu"))
         self._states = TorchContents(storage, runner.states)
+        self.state_bytes = self._states.state_bytes
 
-    def pack(self, snapshot: StateSnapshot) -> bytes:
+    def pack(self, snapshot: StateSnapshot) -> Held:
         return self._states.pack(snapshot)
 
-    def unpack(self, data: bytes) -> Any:
-        return self._states.unpack(data)
+    def unpack(self, held: Held) -> Any:
+        return self._states.unpack(held)
 
 
 _WINDOW_SHAPE = WindowShape(layers=1, planes=1, size=1, window=WINDOW)
@@ -116,8 +118,10 @@ def windowed_logits(state: int, window: Sequence[int], entries: Sequence[int]) -
 
 
 def new_runner(kind: Kind, pages: int, slots: int, page_size: int, context: int) -> ToyRunner:
-    if kind == "recurrent":
-        return ToyRunner(pages, slots, page_size, context)
+    if kind in ("recurrent", "recurrent inside"):
+        runner = ToyRunner(pages, slots, page_size, context)
+        runner.recurrent.inside = kind != "recurrent"
+        return runner
     if kind == "pages":
         return Stateless(pages, slots, page_size, context)
     return Windowed(pages, slots, page_size, context, recurrent=kind != "window")
@@ -129,7 +133,7 @@ def contents_of(runner: ToyRunner) -> ToyContents:
 
 def cold_reply(kind: Kind, prompt: Sequence[int], count: int) -> list[int]:
     """The greedy reply of `count` tokens to `prompt`, without pools, chunks and reuse."""
-    if kind == "recurrent":
+    if kind in ("recurrent", "recurrent inside"):
         return cold_tokens(prompt, count)
     tokens = list(prompt)
     for _ in range(count):

@@ -58,6 +58,12 @@ class ValueType:
         """Whether every text is a string of this type, so that it can be sent before its end is known."""
         return self.choices is None and self.kinds == ("string",)
 
+    def may_be(self, kind: str) -> bool:
+        """Whether a value of that JSON type is allowed."""
+        if self.choices is not None:
+            return any(kind_of(choice) == kind for choice in self.choices)
+        return not self.kinds or kind in self.kinds
+
     def may_be_json(self, first: str) -> bool:
         """Whether a text whose first visible character is `first` could be anything but a string."""
         if self.choices is not None or not self.kinds:
@@ -77,6 +83,12 @@ class ToolSchema:
     def declares(self, name: str) -> bool:
         return next(self._declarations(name), None) is not None
 
+    @property
+    def only_parameter(self) -> str:
+        """The name of the one parameter that the tool has; "" if it has none or several."""
+        names = {name for shape in branches(self._root, self._root) for name in _names(shape)}
+        return names.pop() if len(names) == 1 else ""
+
     def value_type(self, name: str) -> ValueType:
         """The type of parameter `name`; untyped when it is not declared or its schema cannot be read."""
         if name not in self._types:
@@ -92,6 +104,11 @@ class ToolSchema:
             properties = shape.get("properties")
             if isinstance(properties, Mapping) and name in properties:
                 yield properties[name]
+
+
+def _names(schema: Mapping[str, Any]) -> list[str]:
+    properties = schema.get("properties")
+    return [name for name in properties if isinstance(name, str)] if isinstance(properties, Mapping) else []
 
 
 def branches(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
@@ -309,12 +326,13 @@ def quote(text: str) -> str:
 class ValueWriter:
     """Turns the text of one parameter, as it comes, into pieces of its JSON value.
 
-    Exactly one newline is dropped at each end (CR LF where the value begins with that); nothing else is
-    touched. Pieces come early when the value can only be a string, else all at `close`.
+    With `layout` exactly one newline is dropped at each end (CR LF where the value begins with that); nothing
+    else is touched. Pieces come early when the value can only be a string, else all at `close`.
     """
 
-    def __init__(self, value_type: ValueType) -> None:
+    def __init__(self, value_type: ValueType, layout: bool = True) -> None:
         self._type = value_type
+        self._layout = layout
         self._waiting = ""  # text that may not be sent yet: the type is undecided, or a last newline
         self._streaming = False
         self._newline = ""  # of this value's layout; empty until its beginning is seen
@@ -329,7 +347,7 @@ class ValueWriter:
             return ""
         self._last = text[-1]
         self._waiting += text
-        if not self._newline:
+        if self._layout and not self._newline:
             if self._waiting == "\r":
                 return ""
             self._newline = "\r\n" if self._waiting.startswith("\r\n") else "\n"
@@ -340,7 +358,7 @@ class ValueWriter:
             piece = '"'
         if not self._streaming:
             return ""
-        ready = self._waiting.removesuffix("\n")
+        ready = self._waiting.removesuffix("\n") if self._layout else self._waiting
         if self._newline == "\r\n":
             ready = ready.removesuffix("\r")
         self._waiting = self._waiting[len(ready) :]
@@ -348,8 +366,10 @@ class ValueWriter:
 
     def close(self) -> str:
         """The rest of the value."""
-        newline = self._newline if self._waiting.endswith(self._newline) else "\n"
-        rest = self._waiting.removesuffix(newline)
+        rest = self._waiting
+        if self._layout:
+            newline = self._newline if rest.endswith(self._newline) else "\n"
+            rest = rest.removesuffix(newline)
         return quote(rest)[1:] if self._streaming else coerce(rest, self._type)
 
     def _decided(self) -> bool:

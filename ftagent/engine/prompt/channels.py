@@ -17,15 +17,18 @@ class Channel:
         self._trims = after_marker
         self._held = ""
         self._between = ""  # white space that divided earlier text from the marker
+        self._said = False  # some text was sent
 
     @property
     def at_line_start(self) -> bool:
         return self.fresh or "\n" in self._held
 
-    def begin(self) -> None:
-        """A marker was here."""
+    def begin(self, paragraph: bool = False) -> None:
+        """A marker was here. `paragraph`: the text that follows is set off from earlier text."""
         if not self.fresh:
             self._between = self._held
+        if paragraph and self._said:
+            self._between = "\n\n"
         self.fresh = True
         self._trims = True
         self._held = ""
@@ -43,6 +46,7 @@ class Channel:
             visible = self._between + (_without_blank_lines(visible) if self._trims else visible)
             self._between = ""
             self.fresh = False
+            self._said = True
         return visible
 
     def finish(self) -> str:

@@ -1,22 +1,14 @@
 """Reply forms as tables: which marker, seen in which state, does what.
 
 A form is data. `parsers.ReplyParser` is the only reader of these tables, and it knows no model family: a new
-form is a new table. Nothing here knows tokens, events or JSON Schema.
-
-Sources: the chat templates of Qwen3, Qwen3-Coder and Qwen3.5 (both spellings of a call stand between
-`<tool_call>` tags).
+form is a new table (see `families`). Nothing here knows tokens, events or JSON Schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, NamedTuple
-
-from ftagent.errors import ConfigError
-
-ReplyForm = Literal["qwen3", "qwen3_5", "plain"]
 
 Action = Literal[
     "switch",  # only the state changes: thinking or content begins
@@ -31,10 +23,12 @@ Action = Literal[
     "end_parameter",
     "json_call",  # a JSON object with the keys "name" and "arguments" begins
     "json_arguments",  # a JSON object that is the arguments themselves begins
+    "header",  # a message's header begins or goes on; if none follows, it was text
+    "message",  # the header is complete: it says what the message is (see `headers`)
 ]
 
 Condition = Literal[
-    "native",  # the marker is one added token of this vocabulary and came as that token
+    "native",  # the marker is one added token of this vocabulary, or holds one, and came as that token
     "start",  # only white space stands before it in this block
     "line_start",  # only white space stands before it on its line
     "offered",  # the captured name is the name of an offered tool
@@ -50,14 +44,17 @@ Sink = Literal[
     "blank",  # only white space may stand here; anything else means that no call began
     "leave",  # only white space may stand here; anything else is content
     "json",
+    "arguments",  # before a call's arguments; text that no rule reads is the call's one value as it is
+    "header",  # words of a message's header
 ]
 
 
 class Rule(NamedTuple):
     """The marker `opens`, or `opens` + a name + `closes`, performs `action` and leads to state `to`.
 
-    `followed`: the rule holds only if, after white space, one of these strings comes next; "" is the end of
-    the reply. `pairs`: the closer stays text when an earlier `pairs` stayed text.
+    A line break in `closes` stands for any white space, or none. `named`: a name without white space follows,
+    and nothing closes it. `followed`: the rule holds only if, after white space, one of these strings comes
+    next; "" is the end of the reply. `pairs`: the closer stays text when an earlier `pairs` stayed text.
     """
 
     opens: str
@@ -67,10 +64,12 @@ class Rule(NamedTuple):
     when: tuple[Condition, ...] = ()
     followed: tuple[str, ...] = ()
     pairs: str = ""
+    named: bool = False
 
 
 class State(NamedTuple):
-    """Rules, tried in order; text between markers goes to `sink`; a complete JSON object leads to `then`."""
+    """Rules, tried in order; text between markers goes to `sink`; a complete JSON object, or text where
+    arguments must stand, leads to `then`."""
 
     sink: Sink
     rules: tuple[Rule, ...]
@@ -80,9 +79,12 @@ class State(NamedTuple):
 class Spelling(NamedTuple):
     """How a call is written exactly as the templates write it: what a grammar has to enforce.
 
-    `opens` head name `after_name` arguments `tail` `closes`. The arguments are one JSON object, unless there
-    is a `parameter`: then they are parameters, each `parameter` name `after_parameter` value
-    `end_parameter` and a newline.
+    `opens` head name `after_name` arguments `tail` `closes`. With `joins`, all calls of a reply stand between
+    one `opens` and one `closes`, `joins` between two; without, `apart` stands between two whole calls; None:
+    a reply holds one call at most. The arguments are one JSON object, unless there is a `parameter`: then
+    they are parameters, each `parameter` name `after_parameter` value `end_parameter` `after_value`. A value
+    that is not a bare string has `before_json` in place of `after_parameter`, if there is one.
+    `bars`: the marker without which no call can be written; "" if there is none.
     """
 
     opens: str
@@ -93,125 +95,45 @@ class Spelling(NamedTuple):
     parameter: str = ""
     after_parameter: str = ""
     end_parameter: str = ""
+    after_value: str = "\n"
+    before_json: str = ""
+    joins: str | None = None
+    apart: str | None = "\n"
+    bars: str = ""
+
+
+class Thoughts(NamedTuple):
+    """How thinking is enclosed, and what is written between it and a call or an `answer`."""
+
+    opens: str = "<think>"
+    closes: str = "</think>"
+    resumes: str = ""
+    answer: str = ""
+
+
+THINK_TAGS = Thoughts()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FormTable:
     """States by name; "content" and "thinking" are where a reply may begin.
 
-    `name_key` and `argument_keys` are the members of a JSON call. Without `spelling` calls cannot be
-    enforced.
+    `tokens`: markers, or parts of some, that vocabularies hold as single added tokens; so does each rule's
+    `opens`. `name_key` and `argument_keys` are the members of a JSON call; `offered_only`: an object that
+    names no offered tool is text. `value_layout`: a line break at each end of a value belongs to the form.
+    `paragraphs`: a reply may hold several messages of one kind; they are shown as paragraphs. Without
+    `spelling` calls cannot be enforced. `stops`: tokens that end a reply, where the checkpoint's own files
+    do not say it. `efforts`: what the template understands as reasoning effort, ascending.
     """
 
     states: Mapping[str, State]
     spelling: Spelling | None = None
+    tokens: tuple[str, ...] = ()
     name_key: str = "name"
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
-
-
-_THINKING = (
-    Rule("</think>", "switch", "content"),
-    Rule("<think>", "drop", "thinking", when=("start",)),
-)
-_CONTENT = (
-    Rule("<think>", "switch", "thinking", when=("start",)),
-    Rule("<think>", "switch", "thinking", when=("native", "line_start")),
-    Rule("<think>", "switch", "thinking", when=("line_start",), followed=("",)),
-    Rule("<think>", "literal", "content"),
-    Rule("</think>", "drop", "content", pairs="<think>"),
-)
-
-_OPEN = Rule("<tool_call>", "open", "call", when=("tools",))
-_CLOSE = Rule("</tool_call>", "end_call", "content")
-_FUNCTION = Rule("<function=", "call", "body", closes=">")
-_PARAMETER = Rule("<parameter=", "parameter", "value", closes=">")
-
-# Small models leave out closers. A closer inside a value counts only where the call can go on after it, so
-# that a file about this very form survives.
-_VALUE = (
-    Rule(
-        "</parameter>",
-        "end_parameter",
-        "body",
-        followed=("<parameter=", "</function>", "</tool_call>", "<tool_call>", ""),
-    ),
-    Rule("</function>", "end_call", "after", followed=("</tool_call>", "")),
-    Rule("</tool_call>", "end_call", "content", followed=("<tool_call>", "")),
-    Rule("<parameter=", "parameter", "value", closes=">", when=("next_parameter",)),
-)
-
-
-_JSON_SPELLING = Spelling("<tool_call>", '\n{"name": "', '", "arguments": ', "}\n", "</tool_call>")
-_XML_SPELLING = Spelling(
-    "<tool_call>",
-    "\n<function=",
-    ">\n",
-    "</function>\n",
-    "</tool_call>",
-    parameter="<parameter=",
-    after_parameter=">\n",
-    end_parameter="\n</parameter>",
-)
-
-
-def _qwen(spelling: Spelling, *, bare_function: bool) -> FormTable:
-    """Either spelling is read whichever was taught; a bare <function=...> only where it was taught."""
-    bare = (_FUNCTION._replace(when=("offered",)),) if bare_function else ()
-    content = (
-        *_CONTENT,
-        _OPEN,
-        Rule("<tool_call>", "literal", "content"),
-        Rule("</tool_call>", "drop", "content", pairs="<tool_call>"),
-        *bare,
-    )
-    json_next = (Rule("{", "json_call", "json"), Rule("[", "drop", "call"))
-    between = tuple(Rule(mark, "drop", "after") for mark in ("}", "]", ","))
-    states = {
-        "content": State("content", content),
-        "thinking": State("thinking", (*_THINKING, _OPEN._replace(when=("native", "tools")))),
-        "call": State("blank", (_FUNCTION, *json_next)),
-        "body": State(
-            "stray",
-            (
-                _PARAMETER,
-                Rule("</function>", "end_call", "after"),
-                _CLOSE,
-                _FUNCTION,
-                _OPEN,
-                Rule("</parameter>", "drop", "body"),
-            ),
-        ),
-        "value": State("value", _VALUE),
-        "json": State("json", (_CLOSE, _OPEN), then="after"),
-        "after": State("leave", (_CLOSE, _FUNCTION, _OPEN, json_next[0], *between)),
-    }
-    return FormTable(MappingProxyType(states), spelling)
-
-
-FORMS: Mapping[str, FormTable] = MappingProxyType(
-    {
-        "qwen3": _qwen(_JSON_SPELLING, bare_function=False),
-        "qwen3_5": _qwen(_XML_SPELLING, bare_function=True),
-        "plain": FormTable(
-            MappingProxyType(
-                {"content": State("content", _CONTENT), "thinking": State("thinking", _THINKING)}
-            )
-        ),
-    }
-)
-
-
-def detect_form(chat_template: str) -> ReplyForm:
-    """The form that a chat template teaches. A template without tool calls is "plain"."""
-    if "<tool_call>" not in chat_template:
-        return "plain"
-    return "qwen3_5" if "<function=" in chat_template else "qwen3"
-
-
-def form_table(form: ReplyForm | FormTable) -> FormTable:
-    """The table of a form. A table passes through. Raises ConfigError for an unknown name."""
-    if isinstance(form, FormTable):
-        return form
-    if form not in FORMS:
-        raise ConfigError(f"unknown reply form {form!r}: known are {', '.join(sorted(FORMS))}")
-    return FORMS[form]
+    offered_only: bool = False
+    value_layout: bool = False
+    paragraphs: bool = False
+    thoughts: Thoughts = THINK_TAGS
+    stops: tuple[str, ...] = ()
+    efforts: tuple[str, ...] = ()

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ftagent.conversation import Conversation, ToolSpec
-from ftagent.engine.prompt.forms import FormTable, ReplyForm, form_table
+from ftagent.engine.prompt.form_registry import ReplyForm, form_table
+from ftagent.engine.prompt.forms import FormTable
 from ftagent.engine.prompt.matchers import GrammarError, Mask, Running, Vocabulary, compiler_for
 from ftagent.engine.prompt.reply_grammars import Calls, Thinking, start_call, start_calls, start_structured
 from ftagent.errors import BadRequest

@@ -1,8 +1,8 @@
 """Finding markers in text that is still growing.
 
-A marker that is one added token of the vocabulary ("native") counts only when it came as that token. It
-stands in the buffer as one lone surrogate, which no decoded text contains; so one matcher serves both kinds.
-Knows rules, not what they do.
+An added token of the vocabulary that is a marker, or part of one ("native"), counts only when it came as
+that token. It stands in the buffer as one lone surrogate, which no decoded text contains; so one matcher
+serves both kinds. Knows rules, not what they do.
 """
 
 from __future__ import annotations
@@ -40,10 +40,16 @@ class Alphabet:
     def __init__(self, native: Iterable[str]) -> None:
         self._codes = {marker: chr(0xD800 + index) for index, marker in enumerate(sorted(native))}
         self._words = {ord(code): marker for marker, code in self._codes.items()}
+        longest_first = sorted(self._codes, key=len, reverse=True)
+        self._search = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
-    def encode(self, marker: str) -> str:
-        """The marker as it stands in the buffer: its character if native, else its text."""
-        return self._codes.get(marker, marker)
+    def encode(self, token: str) -> str:
+        """An added token as it stands in the buffer: its character if native, else its text."""
+        return self._codes.get(token, token)
+
+    def spell(self, marker: str) -> str:
+        """A marker as it stands in the buffer, each native token in it as its character."""
+        return self._search.sub(lambda found: self._codes[found.group()], marker)
 
     def decode(self, text: str) -> str:
         """Buffer text as the model wrote it."""
@@ -53,9 +59,6 @@ class Alphabet:
         """Text that may enter the buffer: no lone surrogates of its own."""
         return _SURROGATE.sub("\ufffd", text)
 
-    def is_native(self, marker: str) -> bool:
-        return marker in self._codes
-
 
 class CompiledRule:
     """A rule whose literals are written in the alphabet of the buffer."""
@@ -63,11 +66,16 @@ class CompiledRule:
     def __init__(self, rule: Rule, alphabet: Alphabet) -> None:
         self.rule = rule
         self.when = rule.when
-        self.opens = alphabet.encode(rule.opens)
-        self.native = alphabet.is_native(rule.opens)
-        self._followed = tuple(alphabet.encode(mark) for mark in rule.followed)
+        self.opens = alphabet.spell(rule.opens)
+        self.native = self.opens != rule.opens
+        self._followed = tuple(alphabet.spell(mark) for mark in rule.followed)
+        self._closes = tuple(alphabet.spell(part) for part in rule.closes.split("\n"))
         stop = re.escape(rule.closes[:1])
-        self._name = re.compile(f"[^<\n{stop}\ud800-\udfff]{{1,{_MAX_NAME}}}") if rule.closes else None
+        self._name: re.Pattern[str] | None = None
+        if rule.named:
+            self._name = re.compile(f"[^\\s<\\[{{(\"'`,\ud800-\udfff]{{1,{_MAX_NAME}}}")
+        elif rule.closes:
+            self._name = re.compile(f"[^<\n{stop}\ud800-\udfff]{{1,{_MAX_NAME}}}")
 
     def match(self, text: str, start: int, final: bool) -> Match:
         """Whether the rule's marker stands at `start`. "maybe" asks for more text; never if `final`."""
@@ -79,14 +87,32 @@ class CompiledRule:
         return _NO if final and found.verdict == "maybe" else found
 
     def _match_name(self, pattern: re.Pattern[str], text: str, start: int) -> Match:
+        if self.rule.named:
+            gap = _GAP.match(text, start)
+            start = min(gap.end() if gap else start, start + _MAX_GAP)
         named = pattern.match(text, start)
         end = named.end() if named else start
         if end == len(text):
             return _MAYBE if end - start < _MAX_NAME else _NO
         if named is None:
             return _NO
-        found = _literal(self.rule.closes, text, end)
-        return found._replace(name=named.group().strip(" \t\r\"'"))
+        if self.rule.named:
+            return Match("yes", end, named.group())
+        found = self._match_closer(text, end)
+        return found._replace(name=named.group().strip(" \t\r\n\"'"))
+
+    def _match_closer(self, text: str, start: int) -> Match:
+        """`closes`, with any white space where it has a line break."""
+        found = _literal(self._closes[0], text, start)
+        for part in self._closes[1:]:
+            if found.verdict != "yes":
+                break
+            gap = _GAP.match(text, found.end)
+            after = gap.end() if gap else found.end
+            if after - found.end > _MAX_GAP:
+                return _NO
+            found = _literal(part, text, after)
+        return found
 
     def _match_following(self, text: str, found: Match, final: bool) -> Match:
         gap = _GAP.match(text, found.end)
@@ -144,6 +170,6 @@ def compile_form(
     table: FormTable, native_markers: frozenset[str]
 ) -> tuple[Alphabet, Mapping[str, CompiledState]]:
     """The table's states over the vocabulary's native markers."""
-    known = {rule.opens for state in table.states.values() for rule in state.rules}
+    known = {rule.opens for state in table.states.values() for rule in state.rules} | set(table.tokens)
     alphabet = Alphabet(native_markers & known)
     return alphabet, {name: CompiledState(state, alphabet) for name, state in table.states.items()}

@@ -17,7 +17,9 @@ from functools import lru_cache
 
 from ftagent.conversation import ToolSpec
 from ftagent.engine.prompt.channels import Channel
-from ftagent.engine.prompt.forms import Condition, FormTable, ReplyForm, Rule, detect_form, form_table
+from ftagent.engine.prompt.form_registry import ReplyForm, detect_form, form_table
+from ftagent.engine.prompt.forms import Condition, FormTable, Rule
+from ftagent.engine.prompt.headers import MAX_HEADER, header_prefix, read_header
 from ftagent.engine.prompt.matching import SPACE, CompiledRule, CompiledState, Match, compile_form
 from ftagent.engine.prompt.tool_calls import JsonBody, OpenCall, ToolBook
 from ftagent.events import Event, TextDelta, ThinkingDelta, ToolCallDelta
@@ -89,6 +91,8 @@ class ReplyParser:
             self._end_json(complete=not cut or self._json.complete)
         else:
             self._end_call(complete=not cut)
+        if self._states[self._name].sink == "header" and not self._opened_by.startswith("<"):
+            self._give_back()  # it began with a word, and no header came of it
         self._emit_content(self._content.finish())
         self._emit_thinking(self._thinking.finish())
         return self._take()
@@ -107,8 +111,8 @@ class ReplyParser:
         text, start = self._buffer, 0
         while start < len(text):
             at = state.next_candidate(text, start)
-            if at > start and not self._write(state, text[start:at]):
-                self._buffer = text[start:]
+            if at > start and (used := self._write(state, text[start:at])) < at - start:
+                self._buffer = text[start + used :]
                 return True
             if at == len(text):
                 break
@@ -136,6 +140,11 @@ class ReplyParser:
                     self._drain(body)
                     return self._at_marker(found, rule, at)
             body.feed(self._alphabet.decode(char))
+            if body.refused:
+                self._buffer = text[at + 1 :]
+                self._json = None
+                self._give_back(body.read)
+                return True
             if body.reader.done:
                 self._buffer = text[at + 1 :]
                 self._name = state.then
@@ -193,8 +202,11 @@ class ReplyParser:
     def _channel(self) -> Channel:
         return self._thinking if self._name == "thinking" else self._content
 
-    def _write(self, state: CompiledState, text: str) -> bool:
-        """Give text to the state's sink. False when the state changed instead: read the text again."""
+    def _write(self, state: CompiledState, text: str) -> int:
+        """Give text to the state's sink; how many characters of it were taken.
+
+        Fewer than all: the state changed, and the rest is to be read again.
+        """
         plain = self._alphabet.decode(text)
         match state.sink:
             case "content":
@@ -207,13 +219,23 @@ class ReplyParser:
                 self._opener += plain
             case "blank":
                 self._give_back()
-                return False
+                return 0
+            case "header":
+                used = header_prefix(text, MAX_HEADER - len(self._opener))
+                self._opener += text[:used]
+                if used < len(text):
+                    self._give_back()
+                return used
+            case "arguments" if self._call is not None and plain.strip(SPACE):
+                self._events += self._call.begin_raw()
+                self._name = state.then
+                return 0
             case "leave" if plain.strip(SPACE):
                 self._name = "content"
-                return False
+                return 0
             case "stray":
                 self._stray += plain
-        return True
+        return len(text)
 
     def _give_back(self, more: str = "") -> None:
         """No call began: what was read since its opener is text of the state it stood in."""
@@ -256,6 +278,11 @@ class ReplyParser:
             self._write(self._states[self._name], raw)
             return
         match rule.action:
+            case "message":
+                self._begin_message(rule, marker)
+                return
+            case "header":
+                self._begin_header(rule, marker)
             case "drop" | "switch":
                 self._pass_by(rule, marker)
             case "open":
@@ -276,13 +303,36 @@ class ReplyParser:
         self._name = rule.to
 
     def _pass_by(self, rule: Rule, marker: str) -> None:
-        if self._states[self._name].sink == "blank":
+        sink = self._states[self._name].sink
+        if sink == "blank":
             self._opener += marker
+        elif sink == "header":
+            self._opener = ""
         elif rule.action == "switch":
             self._thinking.begin()
             self._content.begin()
         elif self._channel.fresh:
             self._channel.begin()
+
+    def _begin_header(self, rule: Rule, marker: str) -> None:
+        if self._states[self._name].sink != "header":
+            self._close_call()
+            self._origin = "thinking" if self._name == "thinking" else "content"
+            self._opener, self._opened_by = "", rule.opens
+        self._opener += marker
+
+    def _begin_message(self, rule: Rule, marker: str) -> None:
+        """A message begins, as its header says; what is no header was text."""
+        header = read_header(self._opener)
+        if header is None:
+            self._give_back(marker)
+        elif header.call:
+            self._begin_call(header.call)
+            self._name = "arguments"
+        else:
+            self._opener = self._opened_by = ""
+            self._name = "thinking" if header.thinking else rule.to
+            self._channel.begin(self._table.paragraphs)
 
     # ---- calls
 
@@ -290,14 +340,15 @@ class ReplyParser:
         self._thinking.begin()
         self._content.begin()
         self._origin, self._opener, self._opened_by = "content", "", ""
-        self._call = OpenCall(self._started, self._book.schema(name))
+        self._call = OpenCall(self._started, self._book.schema(name), self._table.value_layout)
         self._started += 1
         self._events.append(self._call.start(name))
 
     def _begin_json(self, whole_call: bool, brace: str) -> None:
         if whole_call:
             self._close_call()
-        self._json = JsonBody(self._table if whole_call else None)
+        offered = self._book if self._table.offered_only else None
+        self._json = JsonBody(self._table if whole_call else None, offered)
         self._json.feed(brace)
 
     def _drain(self, body: JsonBody) -> None:

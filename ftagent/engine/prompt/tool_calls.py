@@ -6,7 +6,7 @@ Knows the tools' schemas and the events; knows no markers and no buffer.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ftagent.conversation import ToolSpec
 from ftagent.engine.prompt.arguments import (
@@ -33,7 +33,7 @@ class ToolBook:
     def __init__(self, tools: Sequence[ToolSpec]) -> None:
         self._schemas = {tool.name: ToolSchema(tool.parameters) for tool in tools}
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._schemas
 
     def __len__(self) -> int:
@@ -47,8 +47,9 @@ class ToolBook:
 class OpenCall:
     """A call whose name is known. Every method returns the events it causes."""
 
-    def __init__(self, index: int, schema: ToolSchema) -> None:
+    def __init__(self, index: int, schema: ToolSchema, value_layout: bool = False) -> None:
         self.index = index
+        self._layout = value_layout
         self._schema = schema
         self._given: set[str] = set()
         self._value: ValueWriter | None = None
@@ -65,15 +66,21 @@ class OpenCall:
         return name not in self._given and self._schema.declares(name)
 
     def begin_parameter(self, name: str, action: Action) -> list[Event]:
+        """What the form says of the value's type counts where the tool's schema allows it."""
         events = self.end_parameter()
-        if action == "parameter":
-            value_type = self._schema.value_type(name)
-        else:
-            value_type = _STRING if action == "text_parameter" else _ANY_JSON
-        self._value = ValueWriter(value_type)
+        value_type = self._schema.value_type(name)
+        if action == "text_parameter" and value_type.may_be("string"):
+            value_type = _STRING
+        elif action == "json_parameter" and not value_type.kinds and value_type.choices is None:
+            value_type = _ANY_JSON
+        self._value = ValueWriter(value_type, self._layout)
         opening = ", " if self._given else "{"
         self._given.add(name)
         return events + self.raw(f"{opening}{quote(name)}: ")
+
+    def begin_raw(self) -> list[Event]:
+        """Bare text stands for the arguments: it is the value of the tool's only parameter."""
+        return self.begin_parameter(self._schema.only_parameter or "arguments", "text_parameter")
 
     def write(self, text: str) -> list[Event]:
         return [] if self._value is None else self.raw(self._value.write(text))
@@ -105,14 +112,17 @@ class OpenCall:
 class JsonBody:
     """A call, or only its arguments, written as one JSON object.
 
-    `table` names the members of a whole call; None means that the object is the arguments.
+    `table` names the members of a whole call; None means that the object is the arguments. `offered`: names
+    that a call may have; None: any.
     """
 
-    def __init__(self, table: FormTable | None) -> None:
+    def __init__(self, table: FormTable | None, offered: Container[str] | None = None) -> None:
         self.reader = ObjectReader()
         self.name: str | None = None
+        self.refused = False  # the object names something else than a tool
         self.read = ""  # all text so far, kept while the name is unknown
         self._table = table
+        self._offered = offered
         self._members: dict[str, str] = {}
         self._current: str | None = None
         self._ready = ""
@@ -165,7 +175,9 @@ class JsonBody:
     def _end_member(self, table: FormTable) -> None:
         if self._current == table.name_key and self.name is None:
             name = parse_json(self._members.pop(table.name_key, ""))
-            self.name = name if isinstance(name, str) and name else None
+            if isinstance(name, str) and name:
+                self.refused = self._offered is not None and name not in self._offered
+                self.name = None if self.refused else name
 
     def _collected(self) -> str:
         """Arguments that were not an object: a JSON text in a string, null, or members beside the name."""

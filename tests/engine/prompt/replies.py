@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ftagent.conversation import ToolSpec
+from ftagent.engine.prompt.form_registry import ReplyForm
 from ftagent.engine.prompt.forms import FormTable
-from ftagent.engine.prompt.parsers import ReplyForm, ReplyParser
+from ftagent.engine.prompt.parsers import ReplyParser
 from ftagent.events import Event, TextDelta, ThinkingDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 
 MARKERS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
@@ -87,6 +88,7 @@ class Setup(NamedTuple):
     tools: Sequence[ToolSpec] = TOOLS
     thinking_open: bool = False
     cut: bool = True
+    markers: frozenset[str] = MARKERS  # added tokens of vocabularies of this form
 
     def events(self, pieces: Iterable[Piece], native: frozenset[str] = frozenset()) -> list[Event]:
         parser = ReplyParser(self.form, self.tools, self.thinking_open, native)
@@ -100,10 +102,10 @@ class Setup(NamedTuple):
         whole = join(self.events([(text, False)]))
         for pieces in cuts(text, splits):
             assert join(self.events(pieces)) == whole
-        tokens = [(piece, piece in MARKERS) for piece in _words(text)]
+        tokens = [(piece, piece in self.markers) for piece in _words(text, self.markers)]
         assert join(self.events(tokens)) == whole, "one token at a time"
-        if not re.search(r"<[^>\s]*$", text):  # a half marker cannot be an added token
-            assert join(self.events(tokens, MARKERS)) == whole, "markers as added tokens"
+        if not re.search(r"[<\[][^>\]\s]*$", text):  # a half marker cannot be an added token
+            assert join(self.events(tokens, self.markers)) == whole, "markers as added tokens"
         return whole
 
 
@@ -116,6 +118,11 @@ def cuts(text: str, splits: int) -> Iterator[list[Piece]]:
         yield [(text[a:b], False) for a, b in itertools.pairwise(edges)]
 
 
-def _words(text: str) -> list[str]:
+def _words(text: str, markers: frozenset[str]) -> list[str]:
     """Tokens as a vocabulary with added markers would give them."""
-    return re.findall(r"</?(?:think|tool_call)>|\s+|\w{1,4}|[^\s\w]{1,3}?(?=<|\w|\s|$)|.", text)
+    added = "|".join(map(re.escape, sorted(markers, key=len, reverse=True)))
+    pieces = [piece for piece in re.split(f"({added})", text) if piece]
+    return [word for piece in pieces for word in ([piece] if piece in markers else _WORD.findall(piece))]
+
+
+_WORD = re.compile(r"\s+|\w{1,4}|[^\s\w]{1,3}?(?=<|\w|\s|$)|.", re.DOTALL)

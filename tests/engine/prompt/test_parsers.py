@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ftagent.conversation import ToolSpec
-from ftagent.engine.prompt.forms import FORMS
+from ftagent.engine.prompt.form_registry import FORMS
 from ftagent.engine.prompt.parsers import ReplyForm, ReplyParser, detect_form
 from ftagent.errors import ConfigError
 from ftagent.events import TextDelta, ToolCallDelta, ToolCallStart
@@ -381,12 +381,12 @@ def test_forms_are_told_from_templates() -> None:
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))
-def test_tables_lead_nowhere_unknown(form: str) -> None:
+def test_tables_lead_nowhere_unknown(form: ReplyForm) -> None:
     states = FORMS[form].states
     assert {"content", "thinking"} <= set(states)
     for state in states.values():
         assert {rule.to for rule in state.rules} <= set(states)
-        assert (state.then in states) == (state.sink == "json")
+        assert (state.then in states) == (state.sink in ("json", "arguments"))
 
 
 def test_an_unknown_form_is_refused() -> None:

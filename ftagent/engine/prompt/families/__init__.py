@@ -1,0 +1,1 @@
+"""The reply forms of model families, one table per file."""

@@ -1,0 +1,153 @@
+"""The collected faults in every form: each reply is fed whole, by character, by token, at random places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftagent.engine.prompt.form_registry import FORMS
+from ftagent.events import ToolCallDelta, ToolCallStart
+from tests.engine.prompt.call_forms import SPEECHES, Speech
+from tests.engine.prompt.replies import Reply, join
+
+each = pytest.mark.parametrize("speech", SPEECHES, ids=lambda speech: speech.form)
+
+
+def only_call(reply: Reply) -> Any:
+    assert len(reply.calls) == 1, reply
+    assert reply.calls[0].complete
+    return reply.calls[0].arguments
+
+
+def test_every_known_form_is_tested() -> None:
+    assert {speech.form for speech in SPEECHES} == set(FORMS) - {"plain"}
+
+
+VALUES = (
+    "    if ok:\n        go()\n",
+    "",
+    "\n",
+    "\n\n",
+    "  ",
+    "\ttab",
+    "a\r\nb",
+    "trailing  \n",
+    "\n    first line empty",
+    'say "hi" \\n \\ é 🏳️ \u2028',
+    "<b>bold</b> & </p> < / >",
+    "</",
+    "ls 2>&1 </",
+    "null",
+    "007",
+    '["a"]',
+    '{"name": "find"}',
+    "`</parameter>` and </arg_value> x",
+    "to=functions.find",
+)
+
+
+@each
+@pytest.mark.parametrize("value", VALUES)
+def test_string_values_keep_every_character(speech: Speech, value: str) -> None:
+    reply = speech.setup().parse(speech.call("write_file", path="a", content=value), splits=40)
+    assert only_call(reply) == {"path": "a", "content": value}
+    assert reply.content == ""
+
+
+@each
+def test_values_have_the_types_of_the_schema(speech: Speech) -> None:
+    text = speech.call("set_timer", seconds=90, loop=True, label="007")
+    assert only_call(speech.setup().parse(text)) == {"seconds": 90, "loop": True, "label": "007"}
+
+
+@each
+def test_an_odd_scalar_keeps_the_call(speech: Speech) -> None:
+    text = speech.call("find", q="x", limit="2026-01-15")
+    assert only_call(speech.setup().parse(text)) == {"q": "x", "limit": "2026-01-15"}
+
+
+@each
+def test_thinking_a_sentence_and_a_call(speech: Speech) -> None:
+    call = speech.call("write_file", content="x = 1", path="a.py")
+    text = speech.thinks("plan") + speech.words("First I look.") + call
+    reply = speech.setup().parse(text)
+    assert reply.thinking == "plan"
+    assert reply.content == ("" if speech.form == "llama3" else "First I look.")
+    assert only_call(reply) == {"content": "x = 1", "path": "a.py"}
+
+
+@each
+def test_parallel_calls_stay_apart(speech: Speech) -> None:
+    if not speech.parallel:
+        pytest.skip("one call a reply in this form")
+    text = speech.calls([("find", {"q": q, "limit": 1}) for q in ("a", "b", "c")])
+    events = speech.setup().events([(text, False)])
+    starts = [event for event in events if isinstance(event, ToolCallStart)]
+    assert [start.index for start in starts] == [0, 1, 2]
+    assert len({start.id for start in starts}) == 3
+    reply = speech.setup().parse(text)
+    assert [call.arguments for call in reply.calls] == [{"q": q, "limit": 1} for q in ("a", "b", "c")]
+    assert reply.content == ""
+
+
+@each
+def test_a_whole_call_in_one_delta(speech: Speech) -> None:
+    events = speech.setup().events([(speech.call("find", q="a b", limit=3), False)])
+    assert only_call(join(events)) == {"q": "a b", "limit": 3}
+
+
+@each
+def test_no_parameters_give_an_empty_object(speech: Speech) -> None:
+    reply = speech.setup().parse(speech.call("ping"))
+    assert [(call.name, call.text, call.complete) for call in reply.calls] == [("ping", "{}", True)]
+    assert reply.content == ""
+
+
+@each
+def test_without_tools_calls_are_text(speech: Speech) -> None:
+    if speech.form == "harmony":
+        pytest.skip("a header is no text in this form")
+    text = speech.call("find", q="a")
+    assert speech.setup()._replace(tools=()).parse(text) == Reply("", text, ())
+
+
+@each
+def test_the_end_of_a_turn_completes_what_lacks_only_its_closers(speech: Speech) -> None:
+    whole = speech.call("find", q="abc", limit=3)
+    for end in range(whole.index("limit") + 9, len(whole)):
+        reply = speech.setup(cut=False).parse(whole[:end], splits=3)
+        assert [call.complete for call in reply.calls] == [True]
+        assert reply.calls[0].arguments["q"] == "abc"
+
+
+@each
+def test_a_cut_call_is_never_complete_too_early(speech: Speech) -> None:
+    whole = speech.call("write_file", path="a.py", content="print(1)\nprint(2)")
+    arguments = {"path": "a.py", "content": "print(1)\nprint(2)"}
+    for end in range(len(whole)):
+        for call in speech.setup().parse(whole[:end], splits=2).calls:
+            assert call.name == "write_file"
+            if call.complete:
+                assert call.arguments == arguments
+
+
+@each
+def test_long_strings_stream(speech: Speech) -> None:
+    whole = speech.call("write_file", content="one two three")
+    pieces = [
+        (whole[: whole.index("one ") + 4], False),
+        ("two ", False),
+        (whole[whole.index("three") :], False),
+    ]
+    sent = [event.arguments for event in speech.setup().events(pieces) if isinstance(event, ToolCallDelta)]
+    assert any(text.endswith("two ") for text in sent)
+
+
+@each
+def test_words_flow_at_once(speech: Speech) -> None:
+    if speech.form == "harmony":
+        pytest.skip("words have a header first")
+    assert speech.setup().parse("Hello a < b & 2 > 1 {x} [1]\n\n    code()\n") == Reply(
+        "", "Hello a < b & 2 > 1 {x} [1]\n\n    code()\n", ()
+    )

@@ -1,5 +1,7 @@
 """The gateway's routes: Anthropic Messages, OpenAI chat and text completions, and the engine's figures.
 
+Those of OpenAI Responses are in `routes_responses`.
+
 Programs against `engine.api.Engine` only; translation is in `wire_*`, rendering in `render_*`.
 """
 
@@ -20,17 +22,17 @@ from ftagent import __version__
 from ftagent.engine.api import Engine
 from ftagent.errors import FtError
 from ftagent.gateway import wire_anthropic, wire_openai
-from ftagent.gateway.body import BODY_LIMIT, Model, parse_body, read_body
+from ftagent.gateway.body import BODY_LIMIT, parse_request
 from ftagent.gateway.errors import Refused, error_body, fault_of, protocol_of
 from ftagent.gateway.metrics import CONTENT_TYPE, plain, prometheus_text
 from ftagent.gateway.render_anthropic import MessageRenderer
 from ftagent.gateway.render_openai import ChatRenderer, CompletionRenderer, ReplyHead
 from ftagent.gateway.reply import ReplyResponse, Running, Timing
+from ftagent.gateway.routes_responses import ResponseRoutes
 from ftagent.gateway.security import Guard
 from ftagent.gateway.sse import EventStream, encode_event
 
 STATS_INTERVAL_S = 0.25
-_LARGE_BODY = 1 << 20  # bytes
 
 
 class Routes:
@@ -43,7 +45,7 @@ class Routes:
         self._started = int(time.time())
 
     async def messages(self, request: Request) -> Response:
-        body = await self._parse(wire_anthropic.MessagesRequest, request)
+        body = await parse_request(wire_anthropic.MessagesRequest, request, self._body_limit)
         reply_id = _new_id("msg_")
         session = request.headers.get("x-claude-code-session-id", "")
         events = self._engine.generate(wire_anthropic.generate_request(body, reply_id, session))
@@ -51,19 +53,19 @@ class Routes:
         return ReplyResponse(events, renderer, self._running, stream=bool(body.stream))
 
     async def count_tokens(self, request: Request) -> Response:
-        body = await self._parse(wire_anthropic.CountRequest, request)
+        body = await parse_request(wire_anthropic.CountRequest, request, self._body_limit)
         tokens = await self._engine.count_tokens(wire_anthropic.conversation_of(body))
         return JSONResponse({"input_tokens": tokens})
 
     async def chat(self, request: Request) -> Response:
-        body = await self._parse(wire_openai.ChatRequest, request)
+        body = await parse_request(wire_openai.ChatRequest, request, self._body_limit)
         head = _head("chatcmpl-", body, logprobs=bool(body.logprobs))
         events = self._engine.generate(wire_openai.chat_request(body, head.id))
         renderer = ChatRenderer(head, wire_openai.custom_tools(body))
         return ReplyResponse(events, renderer, self._running, stream=bool(body.stream))
 
     async def completions(self, request: Request) -> Response:
-        body = await self._parse(wire_openai.CompletionRequest, request)
+        body = await parse_request(wire_openai.CompletionRequest, request, self._body_limit)
         head = _head("cmpl-", body, logprobs=body.logprobs is not None)
         vocab = self._engine.model.vocab
         events = self._engine.generate(wire_openai.completion_request(body, head.id, vocab))
@@ -100,13 +102,6 @@ class Routes:
 
     async def hello(self) -> Response:
         return JSONResponse({"name": "ftagent", "version": __version__})
-
-    async def _parse(self, model: type[Model], request: Request) -> Model:
-        body = await read_body(request, self._body_limit)
-        if len(body) < _LARGE_BODY:
-            return parse_body(model, body)
-        # Checking megabytes takes long enough to hold up other streams.
-        return await asyncio.to_thread(parse_body, model, body)
 
     def _model(self, model_id: str) -> dict[str, Any]:
         """One object that the model types of both protocols accept."""
@@ -150,6 +145,7 @@ def create_app(
     running = Running(timing or Timing())
     app = FastAPI(title="ftagent", version=__version__, openapi_url=None, redirect_slashes=False)
     app.include_router(_router(Routes(engine, running, body_limit)))
+    app.include_router(ResponseRoutes(engine, running, body_limit).router())
     app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
     app.add_exception_handler(FtError, _on_error)

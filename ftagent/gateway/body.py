@@ -5,6 +5,7 @@ Knows no protocol; every refusal is a `Refused` with its status.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import TypeVar
@@ -17,6 +18,7 @@ from ftagent.gateway.errors import Refused
 Model = TypeVar("Model", bound=BaseModel)
 
 BODY_LIMIT = 64 << 20  # bytes
+_LARGE_BODY = 1 << 20  # bytes
 
 # A backslash escape of JSON: a surrogate pair, half of one, or any other.
 _ESCAPE = re.compile(
@@ -63,6 +65,15 @@ def parse_body(model: type[Model], body: bytes) -> Model:
             ) from None
         path = field_path(first["loc"])
         raise Refused(400, f"{path or 'body'}: {first['msg']}", path or None) from None
+
+
+async def parse_request(model: type[Model], request: Request, limit: int = BODY_LIMIT) -> Model:
+    """The body of `request` as `model`. Raises Refused."""
+    body = await read_body(request, limit)
+    if len(body) < _LARGE_BODY:
+        return parse_body(model, body)
+    # Checking megabytes takes long enough to hold up other streams.
+    return await asyncio.to_thread(parse_body, model, body)
 
 
 def field_path(location: Sequence[str | int]) -> str:

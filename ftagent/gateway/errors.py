@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ftagent.errors import BadRequest, EngineStopped, PromptTooLong, QueueFull
 
-Protocol = Literal["anthropic", "openai"]
+Protocol = Literal["anthropic", "openai", "openai-responses"]
 
 # Anthropic's error type per status, https://platform.claude.com/docs/en/api/errors
 _ANTHROPIC_TYPES = {
@@ -51,8 +51,9 @@ def fault_of(error: Exception, protocol: Protocol) -> Fault:
         case PromptTooLong():
             # Agents look for either wording, so the OpenAI text carries both.
             more = f"; this model's maximum context length is {error.limit} tokens"
-            message = str(error) + (more if protocol == "openai" else "")
-            return Fault(400, message, param="messages", code="context_length_exceeded")
+            message = str(error) + (more if protocol != "anthropic" else "")
+            param = "input" if protocol == "openai-responses" else "messages"
+            return Fault(400, message, param=param, code="context_length_exceeded")
         case Refused():
             code = {401: "invalid_api_key", 404: "not_found"}.get(error.status)
             return Fault(error.status, _named(error), param=error.field, code=code)
@@ -87,6 +88,8 @@ def protocol_of(path: str, headers: Mapping[str, str]) -> Protocol:
     """Whose shape an error takes: by path, and by the headers of Anthropic clients elsewhere."""
     if path.startswith("/v1/messages"):
         return "anthropic"
+    if path.startswith("/v1/responses"):
+        return "openai-responses"
     if path.startswith(("/v1/chat", "/v1/completions")):
         return "openai"
     return "anthropic" if "anthropic-version" in headers else "openai"

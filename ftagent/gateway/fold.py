@@ -54,6 +54,12 @@ class ReplyBlock:
                 return {}
         return value if isinstance(value, dict) else {}
 
+    def free_text(self) -> str:
+        """The text of a free-form call; all that was said where the model did not put it into `input`."""
+        arguments = self.arguments()
+        text = arguments.get("input", self.text if arguments else "")
+        return text if isinstance(text, str) else self.text
+
 
 class Opened(NamedTuple):
     block: ReplyBlock

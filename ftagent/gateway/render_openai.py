@@ -122,8 +122,7 @@ class ChatRenderer:
         assert block.call is not None
         if block.call.name not in self._custom_tools:
             return _function_call(block, block.text)
-        raw = block.arguments().get("input", "")
-        custom = {"name": block.call.name, "input": raw if isinstance(raw, str) else block.text}
+        custom = {"name": block.call.name, "input": block.free_text()}
         return {"id": block.call.id, "type": "custom", "custom": custom}
 
     def _chunk(

@@ -1,4 +1,4 @@
-"""The same question in both protocols, streamed and not, and their answers in one shape."""
+"""The same question in all protocols, streamed and not, and their answers in one shape."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ftagent.gateway.server import start_gateway
 from tests.engine.prompt.replies import TOOLS
 from tests.support.saying_engine import SayingEngine, saying_engine
 
-Protocol = Literal["chat", "messages"]
-WAYS: tuple[tuple[Protocol, bool], ...] = (
-    ("chat", False),
-    ("chat", True),
-    ("messages", False),
-    ("messages", True),
-)
-PATHS: dict[Protocol, str] = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
+Protocol = Literal["chat", "messages", "responses"]
+PROTOCOLS: tuple[Protocol, ...] = ("chat", "messages", "responses")
+WAYS = tuple((protocol, stream) for protocol in PROTOCOLS for stream in (False, True))
+PATHS: dict[Protocol, str] = {
+    "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 QUESTION = [{"role": "user", "content": "go"}]
 _FINISH = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "stop_sequence": "stop"}
 
@@ -57,7 +57,7 @@ class Asker:
         **fields: Any,
     ) -> httpx.Response:
         """`tools` that are no ToolSpec are sent as they are."""
-        body: dict[str, Any] = {"model": "m", "max_tokens": 9000, "messages": messages, **fields}
+        body = {**_body(protocol, messages), **fields}
         if tools:
             body["tools"] = [_tool(protocol, tool) for tool in tools]
         return self._client.post(PATHS[protocol], json=body, timeout=timeout_s)
@@ -65,7 +65,7 @@ class Asker:
     @contextmanager
     def stream(self, protocol: Protocol) -> Iterator[httpx.Response]:
         """A streamed reply whose body the caller reads; leaving closes the connection."""
-        body = {"model": "m", "max_tokens": 9000, "messages": QUESTION, "stream": True}
+        body = {**_body(protocol, QUESTION), "stream": True}
         with self._client.stream("POST", PATHS[protocol], json=body) as reply:
             yield reply
 
@@ -79,6 +79,13 @@ class Asker:
         found: int = reply.json()["input_tokens"]
         return found
 
+    def count_input(self, messages: Sequence[Any]) -> int:
+        """The same from the count endpoint of the Responses API."""
+        reply = self._client.post("/v1/responses/input_tokens", json={"model": "m", "input": messages})
+        assert reply.status_code == 200, reply.text
+        found: int = reply.json()["input_tokens"]
+        return found
+
     def ask(self, protocol: Protocol, stream: bool, **fields: Any) -> Answer:
         if protocol == "chat" and stream:
             fields = {**fields, "stream_options": {"include_usage": True}}
@@ -86,6 +93,8 @@ class Asker:
         assert reply.status_code == 200, reply.text
         if protocol == "chat":
             return _chat_stream(reply.text) if stream else _chat(reply.json())
+        if protocol == "responses":
+            return _responses_stream(reply.text) if stream else _responses(reply.json())
         return _messages_stream(reply.text) if stream else _messages(reply.json())
 
     def everywhere(self, reply: str | Sequence[int], **fields: Any) -> Answer:
@@ -114,7 +123,12 @@ def _tool(protocol: Protocol, tool: ToolSpec | dict[str, Any]) -> dict[str, Any]
         return tool
     if protocol == "messages":
         return {"name": tool.name, "input_schema": tool.parameters}
-    return {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
+    function = {"name": tool.name, "parameters": tool.parameters}
+    return {"type": "function", **(function if protocol == "responses" else {"function": function})}
+
+
+def _body(protocol: Protocol, messages: Sequence[Any]) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 9000, "input" if protocol == "responses" else "messages": messages}
 
 
 def _events(text: str) -> Iterator[Any]:
@@ -191,3 +205,45 @@ def _messages_stream(text: str) -> Answer:
     # A block without input deltas keeps the empty object it began with.
     parsed = tuple((name, json.loads(arguments or "{}")) for _, name, arguments in calls)
     return Answer(thinking, content, parsed, finish, tuple(call[0] for call in calls), usage)
+
+
+def _responses(body: Any) -> Answer:
+    items = body["output"]
+    calls = [item for item in items if item["type"] == "function_call"]
+    finish = {"completed": "tool_calls" if calls else "stop", "incomplete": "length"}[body["status"]]
+    return Answer(
+        "".join(part["text"] for item in items if item["type"] == "reasoning" for part in item["content"]),
+        "".join(part["text"] for item in items if item["type"] == "message" for part in item["content"]),
+        tuple((call["name"], json.loads(call["arguments"])) for call in calls),
+        finish,
+        tuple(call["call_id"] for call in calls),
+        body["usage"],
+    )
+
+
+def _responses_stream(text: str) -> Answer:
+    """Put together from deltas alone; the items that are sent at their end must say the same."""
+    items: list[Any] = []
+    pieces: list[str] = []
+    response: Any = None
+    for number, event in enumerate(_events(text)):
+        assert event["sequence_number"] == number
+        kind = event["type"]
+        if kind == "response.output_item.added":
+            assert event["output_index"] == len(items)
+            items.append(event["item"])
+            pieces.append("")
+        elif kind.endswith(".delta"):
+            assert event["item_id"] == items[-1]["id"]
+            pieces[-1] += event["delta"]
+        elif kind == "response.output_item.done":
+            item = event["item"]
+            assert (item["id"], item["type"]) == (items[-1]["id"], items[-1]["type"])
+            parts = item.get("content") or []
+            said = "".join(part["text"] for part in parts) if parts else item.get("arguments", "")
+            assert said == pieces[-1]
+            items[-1] = item
+        elif kind in ("response.completed", "response.incomplete"):
+            response = event["response"]
+    assert response["output"] == items
+    return _responses(response)

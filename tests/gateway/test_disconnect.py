@@ -13,12 +13,13 @@ from ftagent.events import Event, Progress, TextDelta
 from tests.gateway.stage import HELLO, Stage, done, eventually, staged
 from tests.gateway.test_streamed_equals_whole import BODY
 
-PATHS = ["/v1/messages", "/v1/chat/completions", "/v1/completions"]
+PATHS = ["/v1/messages", "/v1/chat/completions", "/v1/completions", "/v1/responses"]
 NEVER = 3600.0
 
 
-def body_bytes(*, stream: bool) -> bytes:
-    return json.dumps({**BODY, "prompt": "x", "stream": stream}).encode()
+def body_bytes(*, stream: bool, path: str = "/v1/messages") -> bytes:
+    question = {"input" if path == "/v1/responses" else "prompt": "x"}
+    return json.dumps({**BODY, **question, "stream": stream}).encode()
 
 
 def read_until(connection: socket.socket, mark: bytes) -> bytes:
@@ -37,7 +38,7 @@ def test_a_client_that_leaves_stops_the_engine(
     stage: Stage, path: str, stream: bool, first: Event | None
 ) -> None:
     stage.play([*([first] if first else []), NEVER])
-    with stage.send(stage.request_bytes(path, body_bytes(stream=stream))) as connection:
+    with stage.send(stage.request_bytes(path, body_bytes(stream=stream, path=path))) as connection:
         if stream and isinstance(first, TextDelta):
             read_until(connection, b"one")
         assert eventually(lambda: stage.engine.active == 1)

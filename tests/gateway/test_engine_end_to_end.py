@@ -11,7 +11,7 @@ import pytest
 
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.scheduler import Piece
-from tests.gateway.clients import Asker, Protocol, asking
+from tests.gateway.clients import PROTOCOLS, Asker, Protocol, asking
 from tests.gateway.stage import eventually
 from tests.support.saying_engine import SayingEngine
 
@@ -41,7 +41,7 @@ class Slow:
         threading.Event().wait(0.001)
 
 
-@pytest.mark.parametrize("protocol", ["chat", "messages"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_stream_that_is_closed_after_its_first_words(protocol: Protocol) -> None:
     with asking("qwen3_like", context=8192) as asker:
         asker.engine.runner.before_step = slow = Slow()
@@ -58,7 +58,7 @@ def test_a_stream_that_is_closed_after_its_first_words(protocol: Protocol) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("hold", [3, 20])
-@pytest.mark.parametrize("protocol", ["chat", "messages"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_client_that_gives_up_waiting(protocol: Protocol, stream: bool, hold: int) -> None:
     """In the third of seven chunks of its prompt, or in the middle of its reply."""
     question = [{"role": "user", "content": "x" * 6500}]
@@ -120,7 +120,7 @@ def test_a_fault_in_one_step_is_told_and_the_next_request_is_served(
                 raise fault
 
         asker.engine.runner.before_step = before
-        for protocol in ("chat", "messages"):
+        for protocol in PROTOCOLS:
             faults = iter([RuntimeError("the device has left")])
             asker.engine.say("Done.")
             failed = asker.post(protocol)

@@ -1,4 +1,4 @@
-"""Faults that people met on the way in: what the model is given to read for what a client sent, in both
+"""Faults that people met on the way in: what the model is given to read for what a client sent, in all
 protocols, with the real template, memory and engine.
 """
 
@@ -12,11 +12,12 @@ import pytest
 
 from ftagent.conversation import ToolSpec
 from tests.engine.prompt.test_parsers import xml_call
-from tests.gateway.clients import QUESTION, WAYS, Answer, Asker, Protocol, asking
+from tests.gateway.clients import PROTOCOLS, QUESTION, WAYS, Answer, Asker, Protocol, asking
 
 OFF: dict[Protocol, dict[str, Any]] = {
     "chat": {"reasoning_effort": "none"},
     "messages": {"thinking": {"type": "disabled"}},
+    "responses": {"reasoning": {"effort": "none"}},
 }
 JSON_FIND = '<tool_call>\n{"name": "find", "arguments": {"q": "a  b é", "limit": 3}}\n</tool_call>'
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="
@@ -51,6 +52,8 @@ def replayed(protocol: Protocol, answer: Answer, results: list[Any], arguments: 
         turn["reasoning_content"] = answer.thinking
         found = zip(answer.ids, results, strict=True)
         return [turn, *({"role": "tool", "tool_call_id": id_, "content": text} for id_, text in found)]
+    if protocol == "responses":
+        return _items(answer, results, arguments)
     blocks: list[dict[str, Any]] = []
     if answer.thinking:
         blocks.append({"type": "thinking", "thinking": answer.thinking, "signature": "x"})
@@ -65,6 +68,21 @@ def replayed(protocol: Protocol, answer: Answer, results: list[Any], arguments: 
         for id_, text in zip(answer.ids, results, strict=True)
     ]
     return [{"role": "assistant", "content": blocks}, {"role": "user", "content": outcomes}]
+
+
+def _items(answer: Answer, results: list[Any], arguments: list[Any]) -> list[Any]:
+    items: list[Any] = []
+    if answer.thinking:
+        reasoning = {"type": "reasoning_text", "text": answer.thinking}
+        items.append({"type": "reasoning", "id": "rs_1", "summary": [], "content": [reasoning]})
+    if answer.content:
+        text = {"type": "output_text", "text": answer.content, "annotations": []}
+        items.append({"type": "message", "id": "msg_1", "role": "assistant", "content": [text]})
+    for id_, (name, _), spelled in zip(answer.ids, answer.calls, arguments, strict=True):
+        items.append({"type": "function_call", "call_id": id_, "name": name, "arguments": spelled})
+    for id_, text in zip(answer.ids, results, strict=True):
+        items.append({"type": "function_call_output", "call_id": id_, "output": text})
+    return items
 
 
 @pytest.mark.parametrize(("protocol", "stream"), WAYS)
@@ -86,7 +104,7 @@ def test_fifty_tool_turns_have_fifty_ids_and_every_result(
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("protocol", ["chat", "messages"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_one_id_in_two_turns_keeps_both_pairs(either: Asker, protocol: Protocol) -> None:
     messages: list[Any] = list(QUESTION)
     for word in ("one", "two"):
@@ -126,12 +144,19 @@ def test_the_second_turn_begins_with_all_of_the_first(
         messages = [*QUESTION, *replayed(protocol, answer, ["1: a  b é"], [echoed])]
         later = asker.ask(protocol, stream, messages=messages, **fields)
     assert engine.prompts[-1][: len(first)] == first
-    cached = (
-        later.usage["prompt_tokens_details"]["cached_tokens"]
-        if protocol == "chat"
-        else later.usage["cache_read_input_tokens"]
-    )
-    assert cached >= len(first) - 1
+    assert cached_in(protocol, later.usage) >= len(first) - 1
+
+
+def cached_in(protocol: Protocol, usage: Any) -> int:
+    cached: int
+    match protocol:
+        case "chat":
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+        case "messages":
+            cached = usage["cache_read_input_tokens"]
+        case "responses":
+            cached = usage["input_tokens_details"]["cached_tokens"]
+    return cached
 
 
 def billing(number: int) -> str:
@@ -155,7 +180,14 @@ def test_the_billing_line_does_not_change_the_prompt(either: Asker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "role"), [("chat", "developer"), ("chat", "system"), ("messages", "system")]
+    ("protocol", "role"),
+    [
+        ("chat", "developer"),
+        ("chat", "system"),
+        ("messages", "system"),
+        ("responses", "developer"),
+        ("responses", "system"),
+    ],
 )
 def test_an_instruction_in_the_middle_stays_there(either: Asker, protocol: Protocol, role: str) -> None:
     """One of the templates refuses a system message that does not come first."""
@@ -189,6 +221,8 @@ def test_a_picture_in_a_result_is_one_placeholder(
     picture: dict[str, Any] = {"type": "image", "source": source}
     if protocol == "chat":
         picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    if protocol == "responses":
+        picture = {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"}
     content = [{"type": "text", "text": "the screen:"}, picture]
     called = Answer("", "", (("ping", {}),), "tool_calls", ("call_1",))
     messages = [*QUESTION, *replayed(protocol, called, [content], ["{}"])]
@@ -206,15 +240,16 @@ def test_usage_counts_what_the_engine_saw(xml: Asker, stream: bool) -> None:
     messages = [{"role": "user", "content": "x" * 900}, {"role": "user", "content": "y" * 100}]
     xml.engine.say("ab")
     xml.ask("chat", False, messages=messages, **OFF["chat"])
-    for protocol in ("chat", "messages"):
+    for protocol in PROTOCOLS:
         xml.engine.say("ab")
         usage = xml.ask(protocol, stream, messages=messages, **OFF[protocol]).usage
         prompt = len(xml.engine.prompts[-1])
+        cached = cached_in(protocol, usage)
         if protocol == "chat":
-            cached = usage["prompt_tokens_details"]["cached_tokens"]
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, 3)
+        elif protocol == "responses":
+            assert (usage["input_tokens"], usage["output_tokens"]) == (prompt, 3)
         else:
-            cached = usage["cache_read_input_tokens"]
             assert usage["input_tokens"] + cached == prompt
             assert (usage["cache_creation_input_tokens"], usage["output_tokens"]) == (0, 3)
         assert 900 <= cached < prompt
@@ -244,7 +279,7 @@ def test_a_prompt_over_the_limit_is_refused_and_a_long_wish_is_clamped() -> None
             assert len(asker.engine.prompts[-1]) == 8000
             assert len(answer.thinking + answer.content) == 192
         for messages, count in ((long, 9000), (fitting, 8000)):
-            assert asker.count(messages) == count
+            assert asker.count(messages) == asker.count_input(messages) == count
 
 
 def test_effort_none_is_one_prompt_in_every_wording(either: Asker) -> None:
@@ -255,6 +290,9 @@ def test_effort_none_is_one_prompt_in_every_wording(either: Asker) -> None:
         ("chat", {"chat_template_kwargs": {"enable_thinking": False}}),
         ("chat", {"enable_thinking": False}),
         ("messages", {"thinking": {"type": "disabled"}}),
+        ("messages", {"output_config": {"effort": "none"}}),
+        ("responses", {"reasoning": {"effort": "none"}}),
+        ("responses", {"chat_template_kwargs": {"enable_thinking": False}}),
     ]
     for protocol, fields in ways:
         either.engine.say("Done.")
@@ -292,9 +330,35 @@ def test_a_patch_comes_back_raw(either: Asker, stream: bool) -> None:
     assert not any(delta.get("content") for delta in deltas)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_patch_comes_back_raw_as_an_item(either: Asker, stream: bool) -> None:
+    patch = '*** Begin Patch\n+ é "quoted" \\n\n*** End Patch'
+    tools: list[dict[str, Any]] = [
+        {"type": "custom", "name": "apply_patch", "description": "Applies a patch."},
+        {"type": "function", "name": "ping", "parameters": {"type": "object"}},
+        {"type": "web_search"},
+        {"type": "telepathy"},
+    ]
+    either.engine.say(xml_call("apply_patch", input=patch))
+    reply = either.post("responses", tools=tools, stream=stream, **OFF["responses"])
+    assert reply.status_code == 200, reply.text
+    if not stream:
+        (item,) = reply.json()["output"]
+        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", patch)
+        return
+    data = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: {")]
+    events = [json.loads(line) for line in data]
+    deltas = [event for event in events if event["type"].endswith(".delta")]
+    assert "".join(event["delta"] for event in deltas) == patch
+    assert {event["type"] for event in deltas} == {"response.custom_tool_call_input.delta"}
+    items = [event["item"] for event in events if "item" in event]
+    assert {(item["id"], item["type"]) for item in items} == {(items[0]["id"], "custom_tool_call")}
+    assert items[-1]["input"] == patch
+
+
 def test_tools_keep_their_order_and_are_listed_once(either: Asker) -> None:
     tools = [ToolSpec("zeta", "", {"type": "object"}), ToolSpec("alpha", "", {"type": "object"})]
-    for protocol in ("chat", "messages"):
+    for protocol in PROTOCOLS:
         either.engine.say("Done.")
         either.ask(protocol, False, tools=tools, **OFF[protocol])
-    assert either.engine.prompts[0] == either.engine.prompts[1]
+    assert all(prompt == either.engine.prompts[0] for prompt in either.engine.prompts)

@@ -54,6 +54,8 @@ def test_the_official_clients_ignore_keepalives(quiet_stage: Stage) -> None:
     with openai.OpenAI(base_url=url + "/v1", api_key=TOKEN, max_retries=0) as other:
         with other.chat.completions.stream(**BODY) as chat:
             assert chat.get_final_completion().choices[0].message.content == "Hello"
+        with other.responses.stream(model="m", input="hi") as responses:
+            assert responses.get_final_response().output_text == "Hello"
         chunks = list(other.completions.create(model="m", prompt="x", stream=True))
         assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello"
         assert len(chunks) >= 8
@@ -68,6 +70,28 @@ def test_openai_sends_empty_chunks(quiet_stage: Stage, path: str) -> None:
     words = [choice.get("text") or choice.get("delta", {}).get("content") for choice in choices]
     assert words.index("Hel") >= 8
     assert all(choice["finish_reason"] is None for choice in choices[:-1])
+
+
+def test_responses_say_that_they_are_in_progress(quiet_stage: Stage) -> None:
+    """Codex gives a silent stream up, and takes comments for silence."""
+    quiet_stage.play([QUIET_S, *HELLO])
+    reply = quiet_stage.post("/v1/responses", {"model": "m", "input": "hi", "stream": True})
+    events = list(sse_data(reply))
+    kinds = [event["type"] for event in events]
+    first = kinds.index("response.output_item.added")
+    assert kinds[1:first].count("response.in_progress") >= 8
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert len(reply.text.split("\n\n")) == len(events) + 1, "events only, no comments"
+    assert kinds[-1] == "response.completed"
+
+
+def test_a_refusal_of_responses_after_the_head_is_a_failed_response(quiet_stage: Stage) -> None:
+    quiet_stage.play([3 * INTERVAL_S, PromptTooLong(9000, 8192)])
+    reply = quiet_stage.post("/v1/responses", {"model": "m", "input": "hi", "stream": True})
+    last = list(sse_data(reply))[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["code"] == "invalid_prompt"
+    assert "prompt is too long: 9000 tokens > 8192 maximum" in last["response"]["error"]["message"]
 
 
 def test_a_refusal_after_the_head_is_an_error_event(quiet_stage: Stage) -> None:

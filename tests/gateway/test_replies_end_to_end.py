@@ -1,5 +1,5 @@
 """Faults that people met, from the model's token ids to the client's bytes: real tokenizer, template, parser,
-engine and gateway; only the model's choice of tokens is prescribed. Each in both protocols, streamed and not.
+engine and gateway; only the model's choice of tokens is prescribed. Each in all protocols, streamed and not.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_a_stop_string_counts_in_content_only(either: Asker, stop: str) -> None:
     text = thought(either, "No.").replace("plan", "plan 9.8\n!")
     for protocol, stream in WAYS:
         either.engine.say(text)
-        field = {"stop": [stop]} if protocol == "chat" else {"stop_sequences": [stop]}
+        field = {"stop_sequences" if protocol == "messages" else "stop": [stop]}
         answer = either.ask(protocol, stream, **field)
         assert answer.said == Answer("plan 9.8\n!", "No.", (), "stop")
 
@@ -117,6 +117,9 @@ def test_no_arguments_are_an_empty_object(either: Asker, text: str) -> None:
     either.engine.say(thought(either, text))
     body = either.post("chat").json()
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
+    either.engine.say(thought(either, text))
+    body = either.post("responses").json()
+    assert [item["arguments"] for item in body["output"] if item["type"] == "function_call"] == ["{}"]
 
 
 @pytest.mark.parametrize(

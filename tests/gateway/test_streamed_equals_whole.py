@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ftagent.events import (
@@ -32,6 +33,7 @@ from ftagent.events import (
 from tests.gateway.stage import TOKEN, Stage
 
 ANTHROPIC_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | WORDS,
@@ -171,6 +173,63 @@ def joined_calls(deltas: list[Any]) -> list[Any]:
             else:
                 calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
     return calls
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(events=replies(), summary=st.booleans())
+def test_responses(
+    shared_stage: Stage, openai_client: openai.OpenAI, events: list[Event], summary: bool
+) -> None:
+    shared_stage.play(events)
+    body: dict[str, Any] = {
+        "model": "m",
+        "input": "hi",
+        "reasoning": {"summary": "auto" if summary else None},
+    }
+    whole = shared_stage.post("/v1/responses", body).json()
+    raw = list(sse_data(shared_stage.post("/v1/responses", {**body, "stream": True})))
+    for number, data in enumerate(raw):
+        RESPONSE_EVENT.validate_python(data)
+        assert data["sequence_number"] == number
+    last = raw[-1]["response"]
+    assert nameless(last, last) == nameless(whole, whole)
+    assert [nameless(item, last) for item in joined_items(raw)] == [
+        nameless(item, whole) for item in whole["output"]
+    ]
+    with openai_client.responses.stream(**body) as stream:
+        assert list(stream)[-1].type == raw[-1]["type"]
+    assert Response.model_validate(whole).output_text == said(events, TextDelta)
+    thoughts = [item["content"] or item["summary"] for item in whole["output"] if item["type"] == "reasoning"]
+    assert "".join(part["text"] for parts in thoughts for part in parts) == said(events, ThinkingDelta)
+    called = [json.loads(item["arguments"]) for item in whole["output"] if item["type"] == "function_call"]
+    assert called == arguments_said(events)
+
+
+def nameless(value: Any, response: Any) -> Any:
+    """`value` without the name of its response, and without times."""
+    text = json.dumps(value).replace(response["id"].removeprefix("resp_"), "")
+    value = json.loads(text)
+    return {key: item for key, item in value.items() if key not in ("created_at", "completed_at")}
+
+
+def joined_items(events: list[Any]) -> list[Any]:
+    """What a client makes of the deltas alone: each text, or the arguments, of each item."""
+    items: list[Any] = []
+    for event in events:
+        kind, item = event["type"], items[-1] if items else {}
+        if kind == "response.output_item.added":
+            items.append(event["item"])
+        elif kind in ("response.content_part.added", "response.reasoning_summary_part.added"):
+            where = "summary" if "summary" in kind else "content"
+            item[where].append(event["part"])
+        elif kind.endswith(("text.delta", "summary_text.delta")):
+            (item["summary"] if "summary" in kind else item["content"])[-1]["text"] += event["delta"]
+        elif kind == "response.function_call_arguments.delta":
+            item["arguments"] += event["delta"]
+        elif kind == "response.output_item.done":
+            item["status"] = event["item"]["status"]
+    return items
 
 
 @settings(max_examples=200, deadline=None)

@@ -58,12 +58,15 @@ def scale_name(name: str) -> str:
 
 
 class Checker:
-    """Collects `missing` and `problems`; gives tensors that hold no data."""
+    """Collects `missing` and `problems`, and in `asked` all names in their order; gives tensors that hold no
+    data.
+    """
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype) -> None:
         self._checkpoint = checkpoint
         self._prefix = prefix
         self._dtype = dtype
+        self.asked: list[str] = []
         self.missing: list[str] = []
         self.problems: list[str] = []
 
@@ -89,6 +92,7 @@ class Checker:
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """Note a problem unless `name` is there with `shape`, a readable dtype, and scales if it is FP8."""
+        self.asked.append(name)
         entry = self._checkpoint.entries.get(name)
         if entry is None:
             self.missing.append(name)
@@ -102,7 +106,20 @@ class Checker:
         elif dtype not in (*PLAIN_DTYPES, FP8):
             self.problems.append(f"{where} has dtype {entry.dtype}, which is not supported")
 
+    def expect_bytes(self, name: str, shape: tuple[int, ...]) -> None:
+        """Note a problem unless `name` is there with `shape` and a byte for each element."""
+        entry = self._checkpoint.entries.get(name)
+        if entry is None:
+            self.missing.append(name)
+            return
+        where = f"{entry.file.name}: tensor {name}"
+        if entry.shape != shape:
+            self.problems.append(f"{where} has shape {list(entry.shape)}, config.json says {list(shape)}")
+        elif self._checkpoint.dtype(name) != torch.uint8:
+            self.problems.append(f"{where} has dtype {entry.dtype}, bytes are needed (U8)")
+
     def _expect_scales(self, name: str, shape: tuple[int, ...]) -> None:
+        self.asked.append(name)
         entry = self._checkpoint.entries.get(name)
         if entry is None:
             self.missing.append(name)
@@ -153,8 +170,8 @@ class Reader:
         assert stored.shape == shape, f"{name}: {tuple(stored.shape)} passed the check as {shape}"
         scales = self._checkpoint.tensor(scale_name(name)) if stored.dtype == FP8 else None
         plain = dequantise(stored, scales, dtype)
-        # A tensor that needed no conversion still lies in the file's mapping.
-        mapped = plain.data_ptr() == stored.data_ptr()
+        # A tensor that needed no conversion may still lie in the file's mapping.
+        mapped = self._checkpoint.mapped and plain.data_ptr() == stored.data_ptr()
         own = plain.clone() if mapped and self._device.type == "cpu" else plain.to(self._device)
         self._checkpoint.forget(name)
         return own

@@ -12,7 +12,7 @@ from ftagent.gateway.server import start_gateway
 from tests.end_to_end.agents import CLIENT, TASKS, needs_client, playing, scratch_repository
 from tests.support.command import PROGRAM, private_environment
 from tests.support.scripted import ScriptedEngine
-from tests.tui.terminal import TMUX, Terminal, terminal
+from tests.support.terminal import TMUX, Terminal, terminal
 
 pytestmark = [
     pytest.mark.agent,

@@ -11,7 +11,7 @@ import pytest
 
 from ftagent.conversation import Message, Text
 from ftagent.sessions import SessionStore
-from tests.tui.terminal import TMUX, Terminal, terminal
+from tests.support.terminal import TMUX, Terminal, terminal
 
 pytestmark = pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
 READY = "Ask something, or /help"

@@ -8,6 +8,7 @@
         LoadFailed               3   a checkpoint that is damaged, incomplete or of an unknown family
         QueueFull                3   too many requests wait already; try again later
         EngineStopped            3   the engine ended while requests were open
+      ConvertFailed              1   a conversion that cannot begin, go on or be trusted
       Diverged                   4   a replay differs from its record
       ResizeRefused              5   carries the largest size that fits
       AgentFailed              125   the wrapper could not run the agent
@@ -66,6 +67,10 @@ class QueueFull(EngineError):
 
 
 class EngineStopped(EngineError):
+    pass
+
+
+class ConvertFailed(FtError):
     pass
 
 

@@ -27,6 +27,7 @@ from ftagent.engine.experts.loading import ExpertNames, check_experts, find_name
 from ftagent.engine.experts.pinning import CudaRegistrar, Registrar
 from ftagent.engine.experts.pool import ExpertPool
 from ftagent.engine.experts.slots import SlotStore, slot_bytes
+from ftagent.engine.experts.stored import StoredRows, find_rows
 from ftagent.engine.machine.gpus import LEAST_CAPABILITY
 from ftagent.engine.machine.record_threads import ExpertSizes
 from ftagent.engine.models.config import ModelConfig
@@ -38,7 +39,9 @@ from ftagent.engine.options import EngineOptions
 from ftagent.engine.planner import ModelSizes, Plan, no_memory, plan_cpu, plan_device
 from ftagent.engine.runner import Runner
 from ftagent.engine.steps import LoadedModel
-from ftagent.engine.weights.safetensors import Checkpoint, open_checkpoint
+from ftagent.engine.weights.checkpoint import open_weights
+from ftagent.engine.weights.ftw_reader import FtwCheckpoint
+from ftagent.engine.weights.safetensors import Checkpoint
 from ftagent.engine.weights.source import Checker, Reader, find_prefix
 from ftagent.errors import ConfigError, LoadFailed
 
@@ -65,7 +68,7 @@ class Opened:
     prefix: str
     dtype: torch.dtype  # of computation
     device: torch.device
-    names: tuple[ExpertNames, ...]  # per MoE layer
+    names: tuple[ExpertNames | StoredRows, ...]  # per MoE layer
     formats: tuple[ExpertFormat, ...]  # as stored
     progress: ProgressCallback | None = None
 
@@ -107,7 +110,7 @@ def open_model(
     """Check everything that can be checked before memory is taken. Raises as `load_runner` does."""
     config = model_config(directory)
     device = choose_device(options.device, parameters(config))
-    checkpoint = open_checkpoint(directory)
+    checkpoint = open_weights(directory)
     prefix = find_prefix(checkpoint)
     compute = dtype or (torch.float32 if _is_small(parameters(config)) else torch.bfloat16)
     names, formats = _check(config, checkpoint, prefix, compute)
@@ -215,18 +218,29 @@ def _is_small(weights: int) -> bool:
 
 def _check(
     config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype
-) -> tuple[tuple[ExpertNames, ...], tuple[ExpertFormat, ...]]:
+) -> tuple[tuple[ExpertNames | StoredRows, ...], tuple[ExpertFormat, ...]]:
     """Check every tensor's presence, shape and format from the headers; say where and how the experts of each
     MoE layer are stored.
     """
     checker = Checker(checkpoint, prefix, dtype)
     build_weights(config, checker)
+    if isinstance(checkpoint, FtwCheckpoint):
+        checker.finish()
+        return _stored(config, checkpoint)
     names = tuple(find_names(checkpoint, prefix, layer) for layer in config.moe_layers)
     for layer_names in names:
         shape = ExpertShape(config.hidden, config.expert_intermediate)
         check_experts(checker, layer_names, config.experts, shape)
     checker.finish()
     return names, tuple(stored_format(checkpoint, layer_names, config.experts) for layer_names in names)
+
+
+def _stored(
+    config: ModelConfig, checkpoint: FtwCheckpoint
+) -> tuple[tuple[StoredRows, ...], tuple[ExpertFormat, ...]]:
+    shape = ExpertShape(config.hidden, config.expert_intermediate)
+    rows = tuple(find_rows(checkpoint, layer, config.experts, shape) for layer in config.moe_layers)
+    return rows, tuple(stored.format for stored in rows)
 
 
 def _build_cpu(opened: Opened) -> Runner:

@@ -84,6 +84,15 @@ class QuantisedRow(NamedTuple):
         return gate_up, dequantise(self.down, self.down_scales, dtype)
 
 
+def row_pieces(
+    shape: ExpertShape, stored: ExpertFormat
+) -> list[tuple[str, torch.dtype, tuple[int, ...], int]]:
+    """Name, dtype, shape and first byte of what a row consists of."""
+    names = QuantisedRow._fields if stored.quantised else ("values",)
+    pieces, _ = _pieces(shape, stored)
+    return [(name, piece.dtype, piece.shape, piece.start) for name, piece in zip(names, pieces, strict=True)]
+
+
 def row_bytes(shape: ExpertShape, stored: ExpertFormat) -> int:
     """Bytes from one row of a bank to the next: whole pages."""
     return -(-_pieces(shape, stored)[1] // PAGE_BYTES) * PAGE_BYTES
@@ -107,6 +116,10 @@ class ExpertBank:
     @property
     def nbytes(self) -> int:
         return self.experts * self.row_bytes
+
+    def rows(self, first: int, last: int, size: int) -> list[torch.Tensor]:
+        """The first `size` bytes (uint8) of some rows, to be filled with rows that were stored."""
+        return list(self._bytes[first:last, :size].unbind(0))
 
     @property
     def quantised(self) -> bool:

@@ -17,6 +17,7 @@ import torch
 from ftagent.engine.experts.bank import ExpertBank
 from ftagent.engine.experts.loading import ExpertNames, PieceReader, fill_expert
 from ftagent.engine.experts.pinning import Registrar
+from ftagent.engine.experts.stored import RowReader, StoredRows
 from ftagent.engine.weights.safetensors import Checkpoint
 
 TASK_BYTES = 8 * 2**20  # small experts go together: a task costs some 50 us to hand over
@@ -40,7 +41,7 @@ class BankFiller:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        layers: Sequence[tuple[ExpertNames, ExpertBank]],
+        layers: Sequence[tuple[ExpertNames | StoredRows, ExpertBank]],
         threads: int,
         registrar: Registrar | None = None,
         progress: ProgressCallback | None = None,
@@ -61,8 +62,8 @@ class BankFiller:
         self._pins: list[Future[None]] = []
         self._tasks = [
             self._workers.submit(self._fill, layer, first, min(first + step, bank.experts))
-            for layer, (_, bank) in enumerate(layers)
-            for step in (max(1, TASK_BYTES // bank.row_bytes),)
+            for layer, (source, bank) in enumerate(layers)
+            for step in (_step(source, bank),)
             for first in range(0, bank.experts, step)
         ]
 
@@ -95,12 +96,16 @@ class BankFiller:
         # The copies of one expert are too small to share, and as many teams as workers would fight for cores.
         torch.set_num_threads(1)
         self._local.pieces = PieceReader(self._checkpoint)
+        self._local.rows = RowReader()
 
     def _fill(self, layer: int, first: int, last: int) -> None:
-        names, bank = self._layers[layer]
+        source, bank = self._layers[layer]
         with torch.inference_mode():
-            for expert in range(first, last):
-                fill_expert(self._local.pieces, names, bank, expert)
+            if isinstance(source, StoredRows):
+                self._local.rows.fill(source, bank, first)
+            else:
+                for expert in range(first, last):
+                    fill_expert(self._local.pieces, source, bank, expert)
         with self._lock:
             self._left[layer] -= last - first
             self._done += (last - first) * bank.row_bytes
@@ -125,3 +130,10 @@ class BankFiller:
             self._layers[layer][1].nbytes,
             reason,
         )
+
+
+def _step(source: ExpertNames | StoredRows, bank: ExpertBank) -> int:
+    """Experts that one task brings."""
+    if isinstance(source, StoredRows):
+        return source.rows_per_chunk
+    return max(1, TASK_BYTES // bank.row_bytes)

@@ -56,13 +56,12 @@ class FtwCheckpoint(Checkpoint):
     def read_bytes(self, name: str, begin: int, target: torch.Tensor) -> None:
         self._read(self._tensors[name].at + begin, [target])
 
-    def read_rows(self, layer: int, chunk: int, rows: Sequence[torch.Tensor]) -> None:
-        """Fill `rows` (uint8, a stored row's bytes each) with the rows of one chunk of a layer's bank.
+    def read_rows(self, tensor: FtwTensor, chunk: int, rows: Sequence[torch.Tensor]) -> None:
+        """Fill `rows` (uint8, a stored row's bytes each) with the rows of one chunk of a bank.
 
         Safe from several threads. Raises LoadFailed when a file has become shorter, cannot be read, or, with
         `verify`, holds other bytes than were written.
         """
-        tensor = self.banks[layer]
         begin, _ = tensor.chunk_range(chunk)
         self._read(tensor.at + begin, rows)
         if self.verify:

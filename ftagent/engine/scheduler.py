@@ -7,6 +7,7 @@ others. Plain Python on integers; knows no tensor, no text and no thread: one th
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.context.marks import with_fork
 from ftagent.engine.context.pools import Pages, States
+from ftagent.engine.context.sharing import Awaited, find_leader
 from ftagent.engine.context.tree import ID_BYTES, token_key
 from ftagent.engine.context.visits import Match, Visit
 from ftagent.errors import PromptTooLong, QueueFull
@@ -54,6 +56,7 @@ class Job:
     arrival: int = field(init=False, default=-1)
     cancelled: bool = field(init=False, default=False)
     visit: Visit | None = field(init=False, default=None)
+    awaited: Awaited | None = field(init=False, default=None)  # who computes the beginning of its prompt
     _key: bytearray = field(init=False, default_factory=bytearray, repr=False)
 
     def __post_init__(self) -> None:
@@ -113,8 +116,10 @@ class Scheduler:
     """Continuous batching over one page pool and one state pool.
 
     Admission is first come, first served. A request is admitted when its prompt and some reply fit the
-    pages that no running request holds; anchors of the prefix cache give way. When pages run dry later, the
-    youngest request goes back to the queue and computes its tokens again when it returns.
+    pages that no running request holds; anchors of the prefix cache give way. One whose prompt begins as that
+    of a running one does waits until what they share is computed; its place is kept, and those behind it may
+    go first. When pages run dry later, the youngest request goes back to the queue and computes its tokens
+    again when it returns.
     """
 
     def __init__(
@@ -241,33 +246,59 @@ class Scheduler:
         return len(self._held())
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._max_running and self._claim(self.waiting[0]):
-            self.running.append(self.waiting.popleft())
+        held = 0
+        for job in list(self.waiting):
+            if len(self.running) + held == self._max_running:
+                return
+            if job.awaited is not None and not job.awaited.is_over:
+                held += 1
+                continue
+            match = self._find(job)
+            if match is None:
+                return
+            if self._awaits(job, match):
+                held += 1
+                continue
+            self._claim(job, match)
+            self.waiting.remove(job)
+            insort(self.running, job, key=_arrival)
 
-    def _claim(self, job: Job) -> bool:
-        """Give the job its slot, shared pages and fresh pages; False when it has to wait."""
+    def _find(self, job: Job) -> Match | None:
+        """Where the job can resume, the beginning if need be; None when there is no room for it now."""
         match = self.prefix.find(job.key(), len(job.tokens))
         warm = self._fits(job, match)
         # Resuming can need one page more for a moment, to copy the last one. Alone in a pool that is just
         # large enough, a cold start is the only way.
         if not warm and (self.running or not self._fits(job, None)):
-            return False
+            return None
         # What is brought back can share fewer pages with running requests than what was found here.
         if self._fits(job, None) and self.prefix.fetch(job.key(), len(job.tokens), match):
             match = self.prefix.find(job.key(), len(job.tokens))
-            warm = self._fits(job, match)
+        return match
+
+    def _awaits(self, job: Job, match: Match) -> bool:
+        """Whether a running request is about to compute more of the job's prompt than `match` has."""
+        job.awaited = None
+        if self.prefix.capacity:
+            stateful = self._states.slot_bytes > 0
+            job.awaited = find_leader(
+                job.key(), len(job.tokens), match.position, self.running, stateful=stateful
+            )
+        return job.awaited is not None
+
+    def _claim(self, job: Job, match: Match) -> None:
+        """Give the job its slot, shared pages and fresh pages."""
         if job.visit is None:  # else it comes back
             job.visit = self.prefix.begin(match, self._head(job), job.marks, agent=job.agent)
         job.slot = self._states.allocate()
         job.computed = 0
         if self._states.slot_bytes:
             job.marks = with_fork(job.marks, match.position, min(match.matched, job.prompt))
-        if warm and match.position:
+        if match.position and self._fits(job, match):
             self._resume(job, job.slot, match)
         if len(job.tokens) == job.prompt:  # else it comes back, and what it resumed at first stands
             job.cached = job.computed
         self._extend(job, self._wanted_pages(job) - len(job.pages))
-        return True
 
     def _resume(self, job: Job, slot: int, match: Match) -> None:
         """Take over pages and state of a match; a last page that others use is copied."""
@@ -316,7 +347,8 @@ class Scheduler:
     def _send_back(self, job: Job) -> None:
         self.running.remove(job)
         self._free(job)
-        self.waiting.appendleft(job)  # all that wait are younger than all that run
+        older = sum(other.arrival < job.arrival for other in self.waiting)
+        self.waiting.insert(older, job)
 
     def _chunk_end(self, job: Job) -> int:
         """The next mark, where the state has to be kept; without a recurrent state any place can be kept, and
@@ -366,3 +398,7 @@ class Scheduler:
         job.pages = []
         job.slot = None
         job.computed = 0
+
+
+def _arrival(job: Job) -> int:
+    return job.arrival

@@ -17,9 +17,10 @@ def choose_marks(boundaries: Sequence[Boundary], tokens: int) -> tuple[int, ...]
 
     Agents edit at boundaries, mostly near the end, and share system and tools. Kept are the ends of system
     and tools, the last user message, the thinking blocks behind it (where the next user turn strips thinking;
-    the first and the last LAST_THINKING), the last LAST_EDGES edges and the end of the prompt. A mark less
-    than NEAR tokens behind another is left out (one as near to the start as well): each costs a step of its
-    own, and the earlier one is valid wherever the later one is.
+    the first and the last LAST_THINKING), the last LAST_EDGES edges and the end of the prompt, before its
+    last token: that has to be computed when the same prompt is sent again. A mark less than NEAR tokens
+    behind another is left out (one as near to the start as well): each costs a step of its own, and the
+    earlier one is valid wherever the later one is.
     """
     found = [edge for edge in boundaries if 0 < edge.position <= tokens]
     wanted = {edge.position for edge in found if edge.kind in ("system_end", "tools_end")}
@@ -30,7 +31,7 @@ def choose_marks(boundaries: Sequence[Boundary], tokens: int) -> tuple[int, ...]
     wanted.update(position for position in (user, *thinking[:1], *thinking[-LAST_THINKING:]) if position)
     wanted.update(sorted({edge.position for edge in found})[-LAST_EDGES:])
     marks: list[int] = []
-    for position in sorted(wanted | {tokens}):
+    for position in sorted(wanted | {tokens - 1}):
         if position - (marks[-1] if marks else 0) >= NEAR:
             marks.append(position)
     return tuple(marks)

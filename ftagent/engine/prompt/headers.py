@@ -19,6 +19,7 @@ _CHANNELS = frozenset({"analysis", "commentary", "final"})
 _PIECE = re.compile(
     r"(?P<mark><\|(?:start|channel|constrain)\|>)|to=(?P<to>[^\s<]{1,256})|(?P<word>[A-Za-z_][A-Za-z0-9_.\-]*)|\s+"
 )
+_MARKS_ONLY = re.compile(r"(?:<\|\w+\|>|\s)*")
 _IMPOSSIBLE = re.compile(r"[^\w.=:/$@\- \t\r\n]")
 _DATA_TYPES = frozenset({"json", "code", "text", "string", "python", "xml", "yaml", "bash", "shell", "html"})
 
@@ -36,6 +37,12 @@ def header_prefix(text: str, room: int) -> int:
     return max(0, min(found.start() if found else len(text), room))
 
 
+def is_words(text: str) -> bool:
+    """Whether what looked like a header, and has no body, holds words that may not be lost."""
+    header = read_header(text)
+    return not _MARKS_ONLY.fullmatch(text) if header is None else bool(header.call)
+
+
 def read_header(text: str) -> Header | None:
     """What a header says, its markers included; None for text that is none."""
     channel = recipient = role = ""
@@ -47,6 +54,7 @@ def read_header(text: str) -> Header | None:
         position = piece.end()
         if piece["mark"]:
             mark = piece["mark"]
+            role = "" if mark == "<|start|>" else role
         elif piece["to"]:
             recipient = piece["to"]
         elif word := piece["word"]:

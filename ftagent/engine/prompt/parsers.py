@@ -19,7 +19,7 @@ from ftagent.conversation import ToolSpec
 from ftagent.engine.prompt.channels import Channel
 from ftagent.engine.prompt.form_registry import ReplyForm, detect_form, form_table
 from ftagent.engine.prompt.forms import Condition, FormTable, Rule
-from ftagent.engine.prompt.headers import MAX_HEADER, header_prefix, read_header
+from ftagent.engine.prompt.headers import MAX_HEADER, header_prefix, is_words, read_header
 from ftagent.engine.prompt.matching import SPACE, CompiledRule, CompiledState, Match, compile_form
 from ftagent.engine.prompt.tool_calls import JsonBody, OpenCall, ToolBook
 from ftagent.events import Event, TextDelta, ThinkingDelta, ToolCallDelta
@@ -91,8 +91,8 @@ class ReplyParser:
             self._end_json(complete=not cut or self._json.complete)
         else:
             self._end_call(complete=not cut)
-        if self._states[self._name].sink == "header" and not self._opened_by.startswith("<"):
-            self._give_back()  # it began with a word, and no header came of it
+        if self._states[self._name].sink == "header" and not cut and is_words(self._opener):
+            self._give_back()
         self._emit_content(self._content.finish())
         self._emit_thinking(self._thinking.finish())
         return self._take()
@@ -226,10 +226,13 @@ class ReplyParser:
                 if used < len(text):
                     self._give_back()
                 return used
-            case "arguments" if self._call is not None and plain.strip(SPACE):
-                self._events += self._call.begin_raw()
-                self._name = state.then
-                return 0
+            case "arguments" if self._call is not None:
+                gap = len(plain) - len(plain.lstrip(SPACE))
+                self._opener += plain[:gap]
+                if gap < len(text):
+                    self._events += self._call.begin_raw() + self._call.write(self._opener)
+                    self._name = state.then
+                return gap
             case "leave" if plain.strip(SPACE):
                 self._name = "content"
                 return 0
@@ -306,7 +309,9 @@ class ReplyParser:
         sink = self._states[self._name].sink
         if sink == "blank":
             self._opener += marker
-        elif sink == "header":
+        elif sink in ("header", "arguments"):
+            if sink == "header" and is_words(self._opener):
+                self._give_back()
             self._opener = ""
         elif rule.action == "switch":
             self._thinking.begin()

@@ -17,13 +17,13 @@ from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, ModelInfo, SamplingParams
 from ftagent.engine.context.divergence import PromptWatch
 from ftagent.engine.context.marks import choose_marks, shared_head, stable_head
+from ftagent.engine.job import Job
 from ftagent.engine.prompt.grammar import constraint_for
 from ftagent.engine.prompt.parsers import ReplyForm, ReplyParser, detect_form
 from ftagent.engine.prompt.template import ChatTemplate, RenderedPrompt
 from ftagent.engine.prompt.tokenizer import Detokenizer, Tokenizer
 from ftagent.engine.reply import Parses, RawText, ReplyStream
 from ftagent.engine.sampling import Constraint, Sampler, SamplingDefaults, check_params
-from ftagent.engine.scheduler import Job
 from ftagent.engine.task import Outbox, Task
 from ftagent.errors import BadRequest, PromptTooLong
 

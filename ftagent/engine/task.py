@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftagent.engine.job import Job
 from ftagent.engine.reply import ReplyStream
 from ftagent.engine.sampling import Constraint, Sampler
-from ftagent.engine.scheduler import Job
 from ftagent.errors import FtError
 from ftagent.events import Event, Finished, FinishReason, Usage
 

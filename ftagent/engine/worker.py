@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 from ftagent.engine.api import Health
 from ftagent.engine.chunk import Chunk
+from ftagent.engine.job import Job, Piece
 from ftagent.engine.logits import StepLogits
 from ftagent.engine.meters import Meters, Queues, StepWork
-from ftagent.engine.scheduler import Job, Piece, Scheduler
+from ftagent.engine.scheduler import Scheduler
 from ftagent.engine.stats import PoolStats, RequestStats, Snapshot
 from ftagent.engine.steps import Steps
 from ftagent.engine.task import Task, deliver

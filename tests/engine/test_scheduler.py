@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.context.tree import token_key
-from ftagent.engine.scheduler import Job, Piece, Scheduler, share_evenly
+from ftagent.engine.job import Job, Piece, share_evenly
+from ftagent.engine.scheduler import Scheduler
 from ftagent.engine.steps import LoadedModel
 from ftagent.errors import PromptTooLong, QueueFull
 from tests.support.toy import VOCAB, ToyRunner, cold_tokens

@@ -13,8 +13,8 @@ import torch
 from ftagent.engine.api import GenerateRequest
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.engine import LocalEngine
+from ftagent.engine.job import Piece
 from ftagent.engine.options import EngineOptions
-from ftagent.engine.scheduler import Piece
 from ftagent.errors import EngineStopped, QueueFull
 from ftagent.events import Event, Failed, Finished, Progress, TextDelta
 from tests.engine.test_scheduler import prompt_of

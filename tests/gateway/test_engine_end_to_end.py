@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ftagent.engine.chunk import Chunk
-from ftagent.engine.scheduler import Piece
+from ftagent.engine.job import Piece
 from tests.gateway.clients import PROTOCOLS, Asker, Protocol, asking
 from tests.gateway.stage import eventually
 from tests.support.saying_engine import SayingEngine

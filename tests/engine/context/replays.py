@@ -12,7 +12,7 @@ from typing import Literal
 
 from ftagent.conversation import Boundary, BoundaryKind
 from ftagent.engine.context.marks import choose_marks, stable_head
-from ftagent.engine.scheduler import Job
+from ftagent.engine.job import Job
 from tests.support.toy import VOCAB
 
 Kind = Literal["system", "tools", "user", "thinking", "call", "result"]

@@ -10,7 +10,7 @@ import pytest
 from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.context.tree import token_key
 from ftagent.engine.context.value import STALE_REQUESTS
-from ftagent.engine.scheduler import Job
+from ftagent.engine.job import Job
 from tests.engine.test_scheduler import Bench, prompt_of, reply
 from tests.support.toy import VOCAB, ToyRunner, cold_tokens
 

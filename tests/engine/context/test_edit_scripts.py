@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from ftagent.engine.scheduler import Job
+from ftagent.engine.job import Job
 from tests.engine.context.replays import Book, Talk, new_job, new_part, render
 from tests.engine.context.test_tiers import tiered
 from tests.engine.context.toys import Kind, cold_reply, contents_of, new_runner

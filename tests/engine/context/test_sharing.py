@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ftagent.engine.context.marks import NEAR
 from ftagent.engine.context.sharing import LEAST_SHARED
 from ftagent.engine.engine import LocalEngine
-from ftagent.engine.scheduler import Job
+from ftagent.engine.job import Job
 from ftagent.events import Event, Finished
 from tests.engine.context.toys import Kind, cold_reply, new_runner
 from tests.engine.test_scheduler import Bench, prompt_of, reply

@@ -16,7 +16,7 @@ from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.context.disk import VERSION, DiskTier, encode, ordinary, read_segment
 from ftagent.engine.context.tiers import Address, Bytes, Held, HostTier, PrefixStore, Segment
 from ftagent.engine.context.tree import token_key
-from ftagent.engine.scheduler import Job
+from ftagent.engine.job import Job
 from tests.engine.test_scheduler import Bench, prompt_of, reply
 from tests.support.toy import ToyRunner, cold_tokens
 
@@ -45,7 +45,7 @@ class ToyContents:
     def unpack(self, held: Held) -> int:
         return int.from_bytes(held.view(), "little")
 
-    def blank(self, size: int, *, state: bool) -> Held:
+    def blank(self, size: int, state: bool) -> Held:
         return Bytes(bytearray(size))
 
     def on_shortage(self, let_go: Callable[[], bool]) -> None:

@@ -56,6 +56,16 @@ def _experts(value: object) -> object:
     return text
 
 
+def _anchors(value: object) -> object:
+    """Accept a count (16) or a size (4GiB); keep the text, checked."""
+    text = str(value).strip()
+    try:
+        parse_size(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a count of states (16) nor a size (4GiB)") from None
+    return text
+
+
 def _device(value: object) -> object:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value)):
         raise ValueError(f"{str(value)!r} is no device; write auto, cpu, cuda or cuda:N")
@@ -92,6 +102,8 @@ class Settings(BaseModel):
     """Device memory the engine may use, like 24GiB. On the CPU it bounds what a device would hold."""
     ram: Size | None = None
     """Host memory the engine may use, like 64GiB. Unset: what is free."""
+    anchors: Annotated[str, BeforeValidator(_anchors)] | None = None
+    """Host memory for kept prompts: a count of states to resume at (16) or a size (4GiB). 0: none is kept."""
     max_running: Annotated[int, Field(ge=1)] = 8
     """Requests that run at the same time."""
     max_waiting: Annotated[int, Field(ge=0)] = 64

@@ -146,7 +146,7 @@ def anchors(system: int, as_json: bool, **flags: Any) -> None:
 
     with open_engine(settings, keep_prefixes=False) as engine:
         model, found = engine.model, run_replays(engine, system)
-    with open_engine(settings, keep_prefixes=False, anchors=0) as engine:
+    with open_engine(settings, keep_prefixes=False, anchors="0") as engine:
         twin = run_replays(engine, system)
     result = bench_anchors(model, found, twin)
     if as_json:

@@ -39,6 +39,7 @@ ENGINE_FLAGS = {
     "mode": "auto|fused|offload|cpu|hybrid",
     "vram": "SIZE",
     "ram": "SIZE",
+    "anchors": "N|SIZE",
     "threads": "N",
     "seed": "N",
 }
@@ -120,6 +121,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         ram=None if settings.ram is None else str(settings.ram),
         constrain_tools=settings.constrain_tools,
         keep_prefixes=True,
+        anchors=settings.anchors,
     )
 
 

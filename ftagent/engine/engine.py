@@ -26,10 +26,6 @@ from ftagent.engine.worker import Worker
 from ftagent.errors import FtError
 from ftagent.events import Event, Failed, Finished, ToolCallDelta, ToolCallEnd, ToolCallStart
 
-# States kept to resume at: as many as ANCHOR_BYTES holds, within these bounds.
-ANCHOR_BYTES = 1 << 30
-FEWEST_ANCHORS, MOST_ANCHORS = 4, 64
-
 
 class _Calls:
     """The calls of one reply, put together from its events."""
@@ -66,11 +62,10 @@ class LocalEngine:
         self._closing = threading.Lock()
         self._closed = False
         self._model = runner.info
-        anchors = anchors_for(runner.recurrent.slot_bytes) if options.anchors is None else options.anchors
         self.scheduler = Scheduler(
             runner.kv,
             runner.recurrent,
-            PrefixCache(runner.kv, runner.recurrent, anchors, store),
+            PrefixCache(runner.kv, runner.recurrent, runner.kept.states, store),
             runner.copy_page,
             max_running=options.max_running,
             max_waiting=options.max_waiting,
@@ -143,13 +138,6 @@ class LocalEngine:
                 if self._store is not None:
                     self._store.close()
                 self._runner.close()
-
-
-def anchors_for(slot_bytes: int) -> int:
-    """How many states of `slot_bytes` bytes to keep."""
-    if slot_bytes <= 0:
-        return MOST_ANCHORS
-    return min(MOST_ANCHORS, max(FEWEST_ANCHORS, ANCHOR_BYTES // slot_bytes))
 
 
 def start_engine(options: EngineOptions) -> LocalEngine:

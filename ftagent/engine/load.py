@@ -255,7 +255,7 @@ def _build_cpu(opened: Opened) -> Runner:
     experts = _expert_pool(opened, plan, banks, sizes.shared) if banks else None
     pools = Pools(KvStorage(opened.kv_shape, plan.pages, dtype, device), states, experts)
     rope = make_rope(config, plan.context, device)
-    return Runner(Decoder(weights, rope, pools), kv, states, experts, model_info(opened, plan))
+    return Runner(Decoder(weights, rope, pools), kv, states, experts, model_info(opened, plan), plan.kept)
 
 
 def build_device(opened: Opened) -> DeviceRunner:
@@ -279,6 +279,7 @@ def _build_device(
     opened: Opened, formats: tuple[ExpertFormat, ...], sizes: ModelSizes, plan: Plan
 ) -> DeviceRunner:
     from ftagent.engine.device.build import build_runner  # Triton, which a machine may lack
+    from ftagent.engine.device.contents import DeviceContents, DeviceStates
 
     config, options, dtype, device = opened.config, opened.options, opened.dtype, opened.device
     registrar = _registrar(device)
@@ -288,13 +289,15 @@ def _build_device(
                 on_error.callback(bank.close)
             weights = build_weights(config, Reader(opened.checkpoint, opened.prefix, dtype, device))
             kv = PagePool(plan.pages, PAGE_TOKENS, sizes.page_bytes)
-            states = StatePool(options.max_running, state_shape(config), device)
+            states = DeviceStates(options.max_running, state_shape(config), device)
             rope = make_rope(config, plan.context, device)
             storage = KvStorage(opened.kv_shape, plan.pages, dtype, device)
             model = Decoder(weights, rope, Pools(storage, states, None))
+            contents = DeviceContents(storage, states, plan.kept, plan.copies_bytes, registrar)
+            on_error.callback(contents.close)
             runner = build_runner(
                 model,
-                kv,
+                (kv, contents),
                 banks,
                 config.experts_per_token,
                 _device_plan(opened, plan),
@@ -308,6 +311,7 @@ def _build_device(
                 runner.experts.leave_to_cpu(refused)
             heat = load_heat(heat_file(fingerprint(opened.checkpoint)), len(banks), config.experts)
             runner.experts.fill(heat)
+        contents.ready()
         on_error.pop_all()
     return runner
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ftagent.engine.context.keeping import NOTHING, Kept, kept_for_device, kept_on_cpu
 from ftagent.engine.experts.sizing import slots_from_option
 from ftagent.engine.options import EngineOptions, Mode
 from ftagent.errors import ConfigError, LoadFailed
@@ -29,6 +30,7 @@ CHUNK_SHARE = 12  # the workspace of a pass takes at most this part of what dens
 RING_SHARE = 32  # and the staging ring this part
 MOST_STAGED = 64  # experts in the ring: more do not make the link faster
 LEAST_STAGED = 4
+COPIES_BYTES = 32 * MIB  # of the buffer through which kept prompts pass, at least: fills the link in one copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be allocated. `pools` lists the device's memory (on the CPU: what a device would hold)."""
+    """What will be allocated. `pools` lists the device's memory (on the CPU: what a device would hold), and
+    `host` what is in the host's.
+    """
 
     context: int  # tokens
     pages: int
@@ -70,6 +74,9 @@ class Plan:
     pools: tuple[Pool, ...] = ()
     chunk_tokens: int = 1024  # prompt tokens of one pass
     staging: int = 0  # experts in the staging ring
+    kept: Kept = NOTHING
+    copies_bytes: int = 0  # of the buffer through which kept prompts pass
+    host: tuple[Pool, ...] = ()
 
     @property
     def device_bytes(self) -> int:
@@ -102,9 +109,14 @@ def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -
     pools = (*fixed, _slot_pool(sizes, slots))
     if vram is not None:
         _must_fit(where, "device memory (vram)", pools, vram, _LESS)
-    host = (*fixed, Pool("experts", sizes.bank_bytes))
-    _must_fit(where, "memory", host if sizes.shared else (*host, pools[-1]), have, _LESS)
-    return Plan(context, pages, choose_mode(options.mode, slots, sizes.experts), slots, pools)
+    host: tuple[Pool, ...] = (*fixed, Pool("experts", sizes.bank_bytes))
+    host = host if sizes.shared else (*host, pools[-1])
+    kept = kept_on_cpu(options.anchors, sizes.state_bytes, have - _sum(host))
+    if options.anchors is not None:  # else it takes what is left
+        host = (*host, Pool("kept prompts", kept.total(sizes.state_bytes)))
+    _must_fit(where, "memory", host, have, _LESS)
+    mode = choose_mode(options.mode, slots, sizes.experts)
+    return Plan(context, pages, mode, slots, pools, kept=kept, host=host)
 
 
 def plan_device(sizes: ModelSizes, options: EngineOptions, free: int, host_free: int, where: str) -> Plan:
@@ -115,9 +127,11 @@ def plan_device(sizes: ModelSizes, options: EngineOptions, free: int, host_free:
     """
     have = _device_budget(options, free)
     context = _asked_context(sizes, options)
+    copies = max(COPIES_BYTES, sizes.state_bytes)
     fixed: tuple[Pool, ...] = (
         Pool("dense weights", sizes.dense),
         Pool("recurrent states", options.max_running * sizes.state_bytes),
+        Pool("copies of kept prompts", copies),
         Pool("decode", DECODE_BYTES + 2 * 4 * options.max_running * sizes.vocab),
         Pool("CUDA", RESERVE_BYTES),
     )
@@ -145,11 +159,25 @@ def plan_device(sizes: ModelSizes, options: EngineOptions, free: int, host_free:
             Pool(f"KV of {pages * sizes.page_tokens} tokens", pages * sizes.page_bytes),
             pools[-1],
         )
-    ram = option_bytes("ram", options.ram)
-    host = (Pool("experts", sizes.bank_bytes), Pool("process", HOST_RESERVE_BYTES))
-    _must_fit(where, "memory", host, host_free if ram is None else ram, "use a model with smaller experts")
+    kept, host = _plan_host(sizes, options, host_free, where)
     mode = choose_mode(options.mode, slots, sizes.experts)
-    return Plan(context, pages, mode, slots, pools, chunk, staging)
+    return Plan(context, pages, mode, slots, pools, chunk, staging, kept, copies, host)
+
+
+def _plan_host(
+    sizes: ModelSizes, options: EngineOptions, free: int, where: str
+) -> tuple[Kept, tuple[Pool, ...]]:
+    """Host memory of a device's runner: experts and the process, then kept prompts."""
+    ram = option_bytes("ram", options.ram)
+    have = free if ram is None else ram
+    host: tuple[Pool, ...] = (Pool("experts", sizes.bank_bytes), Pool("process", HOST_RESERVE_BYTES))
+    kept = kept_for_device(options.anchors, sizes.state_bytes, have - _sum(host))
+    host = (*host, Pool("kept prompts", kept.total(sizes.state_bytes)))
+    remedy = "use a model with smaller experts"
+    if options.anchors is not None:
+        remedy = f"keep fewer prompts (--anchors), or {remedy}"
+    _must_fit(where, "memory", host, have, remedy)
+    return kept, host
 
 
 def prefill_bytes(sizes: ModelSizes, tokens: int) -> int:

@@ -8,31 +8,30 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import psutil
-
 from ftagent import __version__
 from ftagent.engine.context.disk import DiskTier
 from ftagent.engine.context.tiers import HostTier, PrefixStore
 from ftagent.engine.options import EngineOptions
-from ftagent.engine.runner import Runner
-from ftagent.engine.steps import Steps
+from ftagent.engine.steps import LoadedModel
 from ftagent.paths import cache_dir
 
-HOST_BYTES = 1 << 30
-HOST_PART = 16  # of the memory that is free; the rest is for experts and pools
 DISK_BYTES = 4 << 30
 
 
-def store_for(runner: Steps, directory: Path, options: EngineOptions) -> PrefixStore | None:
-    """The tiers below the pools of `runner`, whose checkpoint is in `directory`; None where its memory cannot
-    be read page by page.
+def store_for(runner: LoadedModel, directory: Path, options: EngineOptions) -> PrefixStore | None:
+    """The tiers below the pools of `runner`, whose checkpoint is in `directory`; None where nothing is to be
+    kept.
     """
-    if not isinstance(runner, Runner):
+    if not runner.kept.states:
         return None
-    host = HostTier(min(HOST_BYTES, psutil.virtual_memory().available // HOST_PART))
-    model = identity(directory, runner.info.fingerprint, str(runner.contents.dtype))
-    disk = DiskTier(prefix_dir() / model, DISK_BYTES) if options.keep_prefixes else None
-    return PrefixStore(runner.contents, runner.kv.page_size, host, disk, model)
+    contents, device = runner.contents, runner.info.device
+    # What a device computes differs in the last bits: a reply must not depend on who computed its prompt.
+    dtype = str(contents.dtype) if device == "cpu" else f"{contents.dtype} {device.partition(':')[0]}"
+    model = identity(directory, runner.info.fingerprint, dtype)
+    disk = None
+    if options.keep_prefixes:
+        disk = DiskTier(prefix_dir() / model, DISK_BYTES, contents.blank)
+    return PrefixStore(contents, runner.kv.page_size, HostTier(runner.kept.bytes), disk, model)
 
 
 def prefix_dir() -> Path:

@@ -16,6 +16,7 @@ import torch
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.contents import TorchContents
+from ftagent.engine.context.keeping import Kept
 from ftagent.engine.context.pages import PagePool
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.logits import Later
@@ -41,12 +42,14 @@ class Runner:
         recurrent: StatePool,
         experts: ExpertPool | None,
         info: ModelInfo,
+        kept: Kept,
     ) -> None:
         self._model = model
         self.kv = kv
         self.recurrent = recurrent
         self.experts = experts
         self.info = info
+        self.kept = kept
         self.contents = TorchContents(model.pools.kv, recurrent)
         self._threads = torch.get_num_threads()
         self._small = 4 * info.active_parameters <= CACHED_BYTES

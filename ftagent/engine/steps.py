@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.chunk import Chunk
+from ftagent.engine.context.tiers import Contents
 from ftagent.engine.logits import Pending
 from ftagent.engine.options import Mode
 from ftagent.engine.stats import ExpertStats
@@ -17,6 +18,7 @@ from ftagent.engine.stats import ExpertStats
 if TYPE_CHECKING:
     import torch
 
+    from ftagent.engine.context.keeping import Kept
     from ftagent.engine.context.pages import PagePool
     from ftagent.engine.context.pools import Pages, States
     from ftagent.engine.context.recurrent import StatePool
@@ -62,6 +64,11 @@ class Steps(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
+    def kept(self) -> Kept:
+        """How much may be kept of prompts."""
+        ...
+
+    @property
     def chunk_tokens(self) -> int:
         """Prompt tokens that a step is best given, unless the user says otherwise."""
         ...
@@ -78,6 +85,13 @@ class Steps(Protocol):
         ...
 
 
+class StoredContents(Contents, Protocol):
+    """What pages and states hold, of some dtype."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
 class LoadedModel(Steps, Protocol):
     """What `load.load_runner` gives, whatever the device."""
 
@@ -86,6 +100,9 @@ class LoadedModel(Steps, Protocol):
 
     @property
     def recurrent(self) -> StatePool: ...
+
+    @property
+    def contents(self) -> StoredContents: ...
 
     def step(self, chunks: Sequence[Chunk], /) -> torch.Tensor:
         """float32 [chunks with want_logits, vocab], in the order of the chunks."""

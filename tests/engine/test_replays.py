@@ -53,7 +53,7 @@ def test_a_reply_that_differs_is_seen_in_first_turns_too() -> None:
 def engines() -> Iterator[tuple[LocalEngine, LocalEngine]]:
     warm = start_engine(EngineOptions(threads=1, context=4096))
     try:
-        cold = start_engine(EngineOptions(threads=1, context=4096, anchors=0))
+        cold = start_engine(EngineOptions(threads=1, context=4096, anchors="0"))
         try:
             yield warm, cold
         finally:

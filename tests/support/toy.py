@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.chunk import Chunk
+from ftagent.engine.context.keeping import Kept
 from ftagent.engine.context.pages import PagePool, PoolFull
 from ftagent.engine.logits import Later
 
@@ -104,6 +105,7 @@ class ToyRunner:
     ) -> None:
         self.kv = PagePool(pages, page_size)
         self.recurrent = ToyStates(slots)
+        self.kept = Kept(64, 0)
         self.chunk_tokens = 1024
         self.info = ModelInfo(id="toy", family="toy", context=context, vocab=VOCAB)
         self.before_step = before_step

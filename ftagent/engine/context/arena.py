@@ -16,7 +16,7 @@ class Arena:
 
     def __init__(self, size: int, place_bytes: int = 0) -> None:
         self.size = size // ALIGN * ALIGN
-        self.place_bytes = _rounded(place_bytes)
+        self.place_bytes = rounded(place_bytes)
         self._taken: list[tuple[int, int]] = []  # (begin, end), in order
         self.used = 0  # bytes
 
@@ -27,7 +27,7 @@ class Arena:
 
     def take(self, size: int) -> int | None:
         """The begin of `size` bytes that are taken now; None when no gap is that large."""
-        wanted, begin = max(_rounded(size), ALIGN), 0
+        wanted, begin = max(rounded(size), ALIGN), 0
         for low, high in self._taken:
             if low - begin >= wanted:
                 break
@@ -69,5 +69,6 @@ class Arena:
         return begin
 
 
-def _rounded(size: int) -> int:
+def rounded(size: int) -> int:
+    """`size` bytes as a range takes them."""
     return -(-size // ALIGN) * ALIGN

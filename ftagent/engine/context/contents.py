@@ -71,7 +71,7 @@ class TorchContents:
         assert begin == len(held), "a state of another shape"
         return StateSnapshot(*parts)
 
-    def blank(self, size: int, *, state: bool) -> Held:
+    def blank(self, size: int, state: bool) -> Held:
         return Bytes(bytearray(size))
 
     def on_shortage(self, let_go: Callable[[], bool]) -> None:

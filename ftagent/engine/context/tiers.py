@@ -63,7 +63,7 @@ class Contents(Protocol):
         """The snapshot that `held` is; None where there is no room for it."""
         ...
 
-    def blank(self, size: int, /, *, state: bool) -> Held:
+    def blank(self, size: int, state: bool, /) -> Held:
         """Room for so many bytes, to be written into its view: pages, or with `state` a packed snapshot."""
         ...
 

@@ -15,6 +15,7 @@ import torch
 
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.context.pages import PagePool
+from ftagent.engine.device.contents import DeviceContents
 from ftagent.engine.device.decode import DecodeExperts, DecodeModel, DecodeStep
 from ftagent.engine.device.dense import Norm, layer_steps
 from ftagent.engine.device.experts import DeviceExperts
@@ -80,13 +81,14 @@ def batch_sizes(max_running: int) -> tuple[int, ...]:
 
 def build_runner(
     model: Decoder,
-    kv: PagePool,
+    pools: tuple[PagePool, DeviceContents],
     banks: list[ExpertBank],
     per_token: int,
     plan: DevicePlan,
     info: ModelInfo,
 ) -> DeviceRunner:
-    """A runner over `model`, whose pools have no experts yet. Its chains are not prepared: see `prepare`.
+    """A runner over `model`, whose pools have no experts yet; `pools` are its pages, and what keeps them and
+    its states. Its chains are not prepared: see `prepare`. The runner closes `pools`.
 
     When it raises, for want of memory, no thread of its own is left.
     """
@@ -95,14 +97,14 @@ def build_runner(
         if banks:
             experts, decode = _build_experts(model, banks, per_token, plan, on_error)
             on_error.callback(experts.close)
-        runner = _build_chains(model, kv, experts, decode, plan, info)
+        runner = _build_chains(model, pools, experts, decode, plan, info)
         on_error.pop_all()
     return runner
 
 
 def _build_chains(
     model: Decoder,
-    kv: PagePool,
+    kept: tuple[PagePool, DeviceContents],
     experts: DeviceExperts | None,
     decode: DecodeExperts | None,
     plan: DevicePlan,
@@ -123,11 +125,11 @@ def _build_chains(
         states=pools.states,
         experts=decode,
     )
-    pages = kv.pages_for(plan.context)
+    pages = kept[0].pages_for(plan.context)
     chained = experts is None or experts.chained
     sizes = batch_sizes(plan.max_running) if chained else ()
     steps = [DecodeStep(shared, size, pages, device) for size in sizes]
-    return DeviceRunner(model, (kv, pools.states), experts, steps, info, plan.chunk_tokens)
+    return DeviceRunner(model, kept, experts, steps, info, plan.chunk_tokens)
 
 
 def _build_experts(

@@ -14,8 +14,8 @@ import torch
 from ftagent.engine.api import ModelInfo
 from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.pages import PagePool
-from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.device.buffers import StepOutputs
+from ftagent.engine.device.contents import DeviceContents
 from ftagent.engine.device.decode import DecodeStep
 from ftagent.engine.device.experts import DeviceExperts
 from ftagent.engine.kernels.gpu.sample import candidates
@@ -30,14 +30,15 @@ class DeviceRunner:
     def __init__(
         self,
         model: Decoder,
-        pools: tuple[PagePool, StatePool],
+        pools: tuple[PagePool, DeviceContents],
         experts: DeviceExperts | None,
         steps: Sequence[DecodeStep],
         info: ModelInfo,
         chunk_tokens: int,
     ) -> None:
         self._model = model
-        self.kv, self.recurrent = pools
+        self.kv, self.contents = pools
+        self.recurrent, self.kept = self.contents.states, self.contents.kept
         self.experts = experts
         self._steps = steps
         self.info = info
@@ -76,8 +77,11 @@ class DeviceRunner:
 
     def close(self) -> None:
         """Give back what Python does not: threads, registered memory."""
-        if self.experts is not None:
-            self.experts.close()
+        try:
+            if self.experts is not None:
+                self.experts.close()
+        finally:
+            self.contents.close()
 
     def decode(self, chunks: Sequence[Chunk]) -> StepOutputs:
         """Start one decode chain."""
@@ -107,6 +111,7 @@ class DeviceRunner:
     def prefill(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Logits float32 [chunks with want_logits, vocab] on the device."""
         tokens = sum(len(chunk.tokens) for chunk in chunks)
+        self.recurrent.open(chunks)
         if self.experts is None:
             return self._model.forward(chunks)
         with self.experts.prefill_pass(tokens):

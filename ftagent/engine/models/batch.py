@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ class Span(NamedTuple):
     """Rows [begin, end) of the step are one prefill chunk, or the next rows of one in a fused step.
 
     `start` is the position of the first row; `past` are the runs of the request's earlier tokens, `own` those
-    of the rows themselves.
+    of the rows themselves. States are kept behind the positions `marks`, the span's end perhaps among them.
     """
 
     begin: int
@@ -37,10 +38,18 @@ class Span(NamedTuple):
     slot: int
     past: Runs
     own: Runs
+    marks: tuple[int, ...] = ()
 
     @property
     def rows(self) -> slice:
         return slice(self.begin, self.end)
+
+    def pieces(self) -> list[slice]:
+        """Its rows, counted from its first, cut at the marks."""
+        ends = [mark - self.start for mark in self.marks]
+        if ends[-1:] != [self.end - self.begin]:
+            ends.append(self.end - self.begin)
+        return [slice(first, last) for first, last in pairwise((0, *ends))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,8 @@ def _spans(chunk: Chunk, begin: int, longest: int) -> list[Span]:
         start = chunk.start + first
         past = token_runs(chunk.pages, 0, start)
         own = token_runs(chunk.pages, start, chunk.start + last)
-        spans.append(Span(begin + first, begin + last, start, chunk.slot, past, own))
+        marks = tuple(mark for mark in chunk.keep if start < mark <= chunk.start + last)
+        spans.append(Span(begin + first, begin + last, start, chunk.slot, past, own, marks))
     return spans
 
 

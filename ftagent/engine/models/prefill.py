@@ -2,7 +2,8 @@
 
 Every layer does one span of the step after the other, so that a chunk of any length needs little more memory
 than its rows; the projections of a span are gone when the next one starts. Nothing here waits for the device.
-Queries of a span see its own keys and those of earlier spans, which are in the pages by then.
+Queries of a span see its own keys and those of earlier spans, which are in the pages by then. States that are
+kept inside a span cut the delta rule there and nothing else: experts see all rows of the step at once.
 """
 
 from __future__ import annotations
@@ -87,11 +88,19 @@ def mix_delta(layer: GatedDeltaNet, x: torch.Tensor, batch: Batch, states: State
     exact = x.dtype == torch.float32
     for span in batch.spans:
         flat = F.linear(x[span.rows], layer.into)  # q | k | v | z | b | a
-        inputs = delta_rows(flat, spec, layer.taps, layer.rate, layer.bias, conv[span.slot])
-        found = delta_prefill(inputs, recurrent[span.slot], exact=exact)
-        normed = gated_norm(found, flat, spec, layer.norm.weight)
+        found: list[torch.Tensor] = []
+        for rows in span.pieces():
+            inputs = delta_rows(flat[rows], spec, layer.taps, layer.rate, layer.bias, conv[span.slot])
+            found.append(delta_prefill(inputs, recurrent[span.slot], exact=exact))
+            if span.start + rows.stop in span.marks:
+                states.keep(layer.state_layer, span.slot, span.start + rows.stop)
+        normed = gated_norm(_joined(found), flat, spec, layer.norm.weight)
         torch.matmul(normed, layer.out.t(), out=x[span.rows])
     return x
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def feed_dense(layer: Mlp, x: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -5,15 +5,16 @@ Knows no engine and no terminal: an agent is told a URL, a token and a context l
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ftagent.errors import AgentFailed, AgentNotExecutable, AgentNotFound, ConfigError
 
@@ -58,12 +59,13 @@ class VolatileSpan:
 class Order:
     """One run of an agent, as the user asked for it.
 
+    `program` are the words that its command line begins with: the agent, or its interpreter before it.
     `task` None means interactive. `events`: the agent prints JSON lines. `unattended`: the agent asks for no
     permission. `lean`: fewer tools, for a small model. `directory` is the agent's own, the same for every run
     in `project`.
     """
 
-    binary: Path
+    program: tuple[str, ...]
     target: Target
     directory: Path
     project: Path
@@ -88,7 +90,8 @@ class Adapter:
     """One agent: a table, and the function that writes its configuration and its command line.
 
     `prepare` may write only under `order.directory`. `owned` are the prefixes of variables that steer this
-    agent: they never reach it from outside. `resume` are its arguments for going on where it ended.
+    agent: they never reach it from outside. `resume` are its arguments for going on where it ended. `node` is
+    the least Node it runs on, where it is JavaScript. An agent without `executable` is named by the user.
     """
 
     name: str
@@ -101,6 +104,82 @@ class Adapter:
     resume: tuple[str, ...]
     volatile: tuple[VolatileSpan, ...]
     prepare: Callable[[Order], Launch]
+    node: tuple[int, ...] | None = None
+
+
+class Program(NamedTuple):
+    """What is started: the first words of the command line, its version, and the user's own arguments."""
+
+    words: tuple[str, ...]
+    version: str
+    arguments: tuple[str, ...] = ()
+
+
+def program(
+    adapter: Adapter, named: str | None, environ: Mapping[str, str], project: Path, arguments: tuple[str, ...]
+) -> Program:
+    """How the agent is started here. `environ` is the scrubbed one; `named` is the user's setting.
+
+    An agent without an executable is the first of the `arguments`. Raises AgentNotFound, AgentNotExecutable,
+    AgentFailed when it is too old or mute, ConfigError when nothing is named.
+    """
+    if not adapter.executable:
+        if not arguments:
+            raise ConfigError(f"ftagent run {adapter.name}: name the program: {adapter.install}")
+        return Program((_which(adapter, arguments[0], environ),), "", arguments[1:])
+    binary = find(adapter, named, environ, project)
+    words = (*_interpreter(adapter, binary, environ), str(binary))
+    return Program(words, version(adapter, words, environ), arguments)
+
+
+def _which(adapter: Adapter, command: str, environ: Mapping[str, str]) -> str:
+    found = shutil.which(command, path=environ.get("PATH", os.defpath))
+    if found:
+        return os.path.abspath(found)
+    if Path(command).is_file():
+        raise AgentNotExecutable(f"{adapter.name}: {command} is not executable; chmod +x it or name another")
+    raise AgentNotFound(f"{adapter.name}: no {command!r} on PATH")
+
+
+def _interpreter(adapter: Adapter, binary: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The Node to run it with: none where PATH's is new enough, else one that npm put beside the agent."""
+    if adapter.node is None or _is_native(binary):
+        return ()
+    seen: list[str] = []
+    beside = shutil.which("node", path=str(binary.parent))
+    for node in (shutil.which("node", path=environ.get("PATH", os.defpath)), beside):
+        if node is None:
+            continue
+        said = _said((node, "--version"), environ)
+        if _numbers(said) >= adapter.node:
+            return (node,) if node == beside else ()
+        seen.append(said or node)
+    needed = ".".join(map(str, adapter.node))
+    raise AgentFailed(
+        f"{adapter.name}: it needs Node {needed} or newer, here is {' and '.join(seen) or 'none'}; "
+        f"install one on PATH, or beside it with `npm install node@{adapter.node[0]}`"
+    )
+
+
+def _is_native(binary: Path) -> bool:
+    """Whether it is started without Node, as far as its first line tells."""
+    with binary.open("rb") as file:
+        return b"node" not in file.readline(256)
+
+
+def _said(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+        return done.stdout.strip()
+    return ""
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The first version in a text; nothing when there is none."""
+    match = re.search(r"\d+(?:\.\d+)+", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def find(adapter: Adapter, named: str | None, environ: Mapping[str, str], project: Path) -> Path:
@@ -128,11 +207,12 @@ def find(adapter: Adapter, named: str | None, environ: Mapping[str, str], projec
     return Path(found).absolute()
 
 
-def version(adapter: Adapter, binary: Path, environ: Mapping[str, str]) -> str:
+def version(adapter: Adapter, words: Sequence[str], environ: Mapping[str, str]) -> str:
     """What `--version` says. Raises AgentNotExecutable, and AgentFailed when it is too old or mute."""
+    binary = words[-1]
     try:
         done = subprocess.run(
-            [binary, "--version"],
+            [*words, "--version"],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -144,17 +224,18 @@ def version(adapter: Adapter, binary: Path, environ: Mapping[str, str]) -> str:
         raise AgentNotExecutable(f"{adapter.name}: {binary} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise AgentFailed(f"{adapter.name}: `{binary} --version` gave no answer in 60 s") from error
-    match = re.search(r"\d+(?:\.\d+)+", done.stdout)
-    if done.returncode or not match:
+    found = _numbers(done.stdout)
+    if done.returncode or not found:
         said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
         raise AgentFailed(f"{adapter.name}: `{binary} --version` failed, it said: {said[0][:200]}")
-    if tuple(map(int, match[0].split("."))) < adapter.minimum:
+    name = ".".join(map(str, found))
+    if found < adapter.minimum:
         needed = ".".join(map(str, adapter.minimum))
         raise AgentFailed(
-            f"{adapter.name}: {binary} is version {match[0]}, ftagent needs {needed} or newer; "
+            f"{adapter.name}: {binary} is version {name}, ftagent needs {needed} or newer; "
             f"install it with `{adapter.install}`"
         )
-    return match[0]
+    return name
 
 
 def scrubbed(adapter: Adapter, environ: Mapping[str, str], extra: Collection[str] = ()) -> dict[str, str]:

@@ -39,7 +39,7 @@ def prepare(order: Order) -> Launch:
     variables = {**environment, "CLAUDE_CONFIG_DIR": str(order.directory)}
     if order.unattended and os.geteuid() == 0:
         variables["IS_SANDBOX"] = "1"  # as root the client refuses to skip permissions without it
-    return Launch((str(order.binary), *_arguments(order, settings)), variables, (settings,))
+    return Launch((*order.program, *_arguments(order, settings)), variables, (settings,))
 
 
 def _arguments(order: Order, settings: Path) -> list[str]:

@@ -257,11 +257,10 @@ def _tool(name: str, arguments: tuple[str, ...], purpose: str) -> Check:
 def _agent(adapter: base.Adapter) -> Check:
     try:
         named = getattr(load_settings({}).values, adapter.setting)
-        binary = base.find(adapter, named, os.environ, Path.cwd())
-        found = base.version(adapter, binary, base.scrubbed(adapter, os.environ))
+        found = base.program(adapter, named, base.scrubbed(adapter, os.environ), Path.cwd(), ())
     except FtError as error:
         return Check(adapter.name, "warn", str(error))
-    return Check(adapter.name, "ok", f"{found} ({binary})")
+    return Check(adapter.name, "ok", f"{found.version} ({' '.join(found.words)})")
 
 
 def _settings() -> Check:

@@ -125,15 +125,15 @@ def _run(wish: Wish, settings: Settings) -> int:
     adapter = adapters.get(wish.agent)
     project = Path.cwd()
     # Whatever can be refused is refused before a model is loaded for it.
-    binary = base.find(adapter, getattr(settings, adapter.setting), os.environ, project)
     environment = base.scrubbed(adapter, os.environ, settings.pass_env)
-    version = base.version(adapter, binary, environment)
+    named = getattr(settings, adapter.setting, None)
+    program = base.program(adapter, named, environment, project, wish.arguments)
     directory = paths.private_dir(base.project_directory(paths.state_dir(), adapter, project))
     log_to_stderr()
     with _target(wish, settings) as (target, engine):
         launch = adapter.prepare(
             base.Order(
-                binary=binary,
+                program=program.words,
                 target=target,
                 directory=directory,
                 project=project,
@@ -141,7 +141,7 @@ def _run(wish: Wish, settings: Settings) -> int:
                 events=wish.events,
                 unattended=wish.task is not None and not wish.ask,
                 lean=_lean(wish, engine),
-                arguments=wish.arguments,
+                arguments=program.arguments,
             )
         )
         try:
@@ -149,10 +149,11 @@ def _run(wish: Wish, settings: Settings) -> int:
             if wish.task is None:
                 log_to_file()
                 ended = process.run_foreground(launch.arguments, child)
-                narrate(f"to go on: ftagent run {adapter.name} -- {' '.join(adapter.resume)}")
+                if adapter.resume:
+                    narrate(f"to go on: ftagent run {adapter.name} -- {' '.join(adapter.resume)}")
                 return ended.exit_code
             if wish.events:
-                emit(_session(wish, version, target, directory))
+                emit(_session(wish, program.version, target, directory))
             return _headless(wish, launch.arguments, child, engine)
         finally:
             for file in launch.scratch:

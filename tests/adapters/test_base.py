@@ -67,7 +67,7 @@ def test_a_version_that_will_not_do(
     adapter: base.Adapter, text: str, error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=words):
-        base.version(adapter, program(tmp_path / "agent", text), {"PATH": "/usr/bin:/bin"})
+        base.version(adapter, [str(program(tmp_path / "agent", text))], {"PATH": "/usr/bin:/bin"})
 
 
 @each_adapter
@@ -76,14 +76,14 @@ def test_a_program_of_another_format_is_not_executable(adapter: base.Adapter, tm
     odd.write_bytes(b"\x00\x01\x02")
     odd.chmod(0o755)
     with pytest.raises(AgentNotExecutable, match="cannot be run"):
-        base.version(adapter, odd, {})
+        base.version(adapter, [str(odd)], {})
 
 
 @each_adapter
 def test_the_version_is_compared_by_number(adapter: base.Adapter, tmp_path: Path) -> None:
     major, minor, patch = adapter.minimum
     newer = f"{major}.{minor}.{patch * 10}"
-    assert base.version(adapter, program(tmp_path / "agent", f"echo {newer}"), {}) == newer
+    assert base.version(adapter, [str(program(tmp_path / "agent", f"echo {newer}"))], {}) == newer
 
 
 SECRETS = (

@@ -20,7 +20,7 @@ def order(tmp_path: Path) -> Order:
     directory = tmp_path / "state"
     directory.mkdir()
     target = Target("http://127.0.0.1:5", "t0ken", "demo", 65536)
-    return Order(Path("/bin/claude"), target, directory, tmp_path / "project", task="do it", unattended=True)
+    return Order(("/bin/claude",), target, directory, tmp_path / "project", task="do it", unattended=True)
 
 
 def settings_of(arguments: tuple[str, ...]) -> dict[str, Any]:

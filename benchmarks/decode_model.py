@@ -21,6 +21,7 @@ from ftagent.engine.kernels.gpu.delta import DeltaSpec
 from ftagent.engine.kernels.gpu.device import describe
 from ftagent.engine.kernels.gpu.expert_plan import StepTables, plan_experts
 from ftagent.engine.kernels.gpu.route import RouteSpec
+from ftagent.engine.models.config import Rotary
 from ftagent.engine.models.layers import Rope
 
 EPS = 1e-6
@@ -146,7 +147,7 @@ def make_model(shape: StepShape, context: int, batch: int, make: Maker) -> Decod
         layers=make_layers(shape, make),
         norm=make.norm(shape.hidden),
         head=make.weight(shape.vocabulary, shape.hidden),
-        rope=Rope(spec.rotary, 10_000.0, context + PAGE_TOKENS, device),
+        rope=Rope(Rotary(spec.rotary, 10_000.0, None), context + PAGE_TOKENS, device),
         kv=kv,
         states=StatePool(batch, states, device),
         experts=make_experts(shape, batch, make),

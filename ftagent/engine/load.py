@@ -227,7 +227,7 @@ def _check(
     if isinstance(checkpoint, FtwCheckpoint):
         checker.finish()
         return _stored(config, checkpoint)
-    names = tuple(find_names(checkpoint, prefix, layer) for layer in config.moe_layers)
+    names = tuple(find_names(checkpoint, prefix, layer, *config.moe_names) for layer in config.moe_layers)
     for layer_names in names:
         shape = ExpertShape(config.hidden, config.expert_intermediate)
         check_experts(checker, layer_names, config.experts, shape)

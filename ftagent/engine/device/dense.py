@@ -18,6 +18,7 @@ from ftagent.engine.kernels.gpu.route import RouteSpec
 from ftagent.engine.models.decoder import Block, Weights
 from ftagent.engine.models.gated_delta_net import GatedDeltaNet
 from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope
+from ftagent.engine.models.prefill import attention_spec
 
 
 class Norm(NamedTuple):
@@ -31,7 +32,7 @@ class AttentionStep(NamedTuple):
     norm: Norm
     into: torch.Tensor  # T [q | k | v | gate, H]
     out: torch.Tensor  # T [H, heads * head_dim]
-    norms: torch.Tensor  # float32 [heads + kv_heads, head_dim]
+    norms: torch.Tensor | None  # float32 [heads + kv_heads, head_dim]
     spec: AttentionSpec
     kv_layer: int
 
@@ -80,10 +81,8 @@ def _norm(norm: RmsNorm) -> Norm:
 def _mixer(block: Block, rope: Rope) -> AttentionStep | DeltaStep:
     mixer = block.mixer
     if isinstance(mixer, Attention):
-        spec = AttentionSpec(
-            mixer.heads, mixer.kv_heads, mixer.head_dim, rope.size, mixer.scale, mixer.norm.eps, mixer.gated
-        )
-        norms = mixer.norm.weight.contiguous()
+        spec, norms = attention_spec(mixer, rope)
+        norms = norms if norms is None else norms.contiguous()
         return AttentionStep(_norm(block.mixer_norm), mixer.into, mixer.out, norms, spec, mixer.kv_layer)
     assert isinstance(mixer, GatedDeltaNet)
     return DeltaStep(

@@ -2,7 +2,7 @@
 
 Two layouts (Qwen3 MoE and Qwen3.5 MoE releases): stacked, `mlp.experts.gate_up_proj` [E, 2I, H] with gate
 rows first and `mlp.experts.down_proj` [E, H, I]; or one matrix each,
-`mlp.experts.N.{gate,up,down}_proj.weight`.
+`mlp.experts.N.{gate,up,down}_proj.weight` (Mixtral: `block_sparse_moe.experts.N.{w1,w3,w2}.weight`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,29 @@ from ftagent.engine.weights.safetensors import Checkpoint
 from ftagent.engine.weights.source import Checker, scale_name
 from ftagent.errors import LoadFailed
 
+Parts = tuple[str, str, str]
+PARTS: Parts = ("gate_proj", "up_proj", "down_proj")
+
 
 class ExpertNames(NamedTuple):
     """Full names of one layer's expert tensors, in either layout."""
 
     stem: str  # "model.layers.3.mlp.experts"
     stacked: bool
+    parts: Parts = PARTS
 
     def matrices(self, expert: int) -> tuple[str, ...]:
         if self.stacked:
             return f"{self.stem}.gate_up_proj", f"{self.stem}.down_proj"
-        return tuple(f"{self.stem}.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+        return tuple(f"{self.stem}.{expert}.{part}.weight" for part in self.parts)
 
 
-def find_names(checkpoint: Checkpoint, prefix: str, layer: int) -> ExpertNames:
-    stem = f"{prefix}layers.{layer}.mlp.experts"
-    return ExpertNames(stem, stacked=f"{stem}.gate_up_proj" in checkpoint)
+def find_names(
+    checkpoint: Checkpoint, prefix: str, layer: int, block: str = "mlp.", parts: Parts = PARTS
+) -> ExpertNames:
+    """Which layout a layer has; `block` and `parts` are the names that its family uses."""
+    stem = f"{prefix}layers.{layer}.{block}experts"
+    return ExpertNames(stem, stacked=f"{stem}.gate_up_proj" in checkpoint, parts=parts)
 
 
 def check_experts(checker: Checker, names: ExpertNames, experts: int, shape: ExpertShape) -> None:

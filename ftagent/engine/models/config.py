@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ftagent.errors import LoadFailed
 
 LayerKind = Literal["full_attention", "linear_attention"]
+ROPE_KINDS = ("default", "mrope", "linear", "llama3", "yarn")
 
 
 class LinearShape(NamedTuple):
@@ -36,6 +38,40 @@ class LinearShape(NamedTuple):
         return 2 * self.keys + self.values
 
 
+class RopeScaling(NamedTuple):
+    """How rotary frequencies are stretched to contexts longer than `original`; see `rotary.frequencies`.
+
+    `slow` and `fast` are rotations within `original` positions: dimensions that turn less than `slow` are
+    stretched by `factor`, those that turn more than `fast` are left, between them both are mixed.
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original: int = 0
+    slow: float = 1.0
+    fast: float = 32.0
+    amplitude: float = 1.0  # cos and sin are multiplied by this
+    whole: bool = True  # yarn: the mixed dimensions begin and end at whole ones
+
+
+class Rotary(NamedTuple):
+    """The rotary embedding: its dimensions of a head, base, and how frequencies are stretched."""
+
+    size: int
+    theta: float
+    scaling: RopeScaling | None
+
+
+QueryKeyNorm = Literal["none", "head", "projection"]
+
+
+class MoeNames(NamedTuple):
+    """Where a family keeps a MoE layer, below "layers.N.", and the names of an expert's gate, up and down."""
+
+    block: str = "mlp."
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything the layers need. Sizes are in elements; `context` is the longest position trained for."""
@@ -47,21 +83,25 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    rotary_dim: int
-    rope_theta: float
+    rotary: Rotary
     eps: float
     context: int
     tied: bool
-    experts: int
-    experts_per_token: int
-    expert_intermediate: int
-    renormalise: bool  # the k chosen weights are divided by their sum
+    experts: int = 0  # 0: every layer is one of `dense_layers`
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
+    renormalise: bool = False  # the k chosen weights are divided by their sum
     shared_intermediate: int = 0  # 0: no shared expert
     dense_layers: frozenset[int] = frozenset()  # layers with one plain MLP instead of experts
     dense_intermediate: int = 0
     centred_norm: bool = False  # norms multiply by 1 + weight
     gated_attention: bool = False
     linear: LinearShape | None = None
+    delta_by_key_head: bool = False  # linear layers store q, k, v, z of each key head together, and b, a
+    query_key_norm: QueryKeyNorm = "head"  # of each head, of all heads together, or not at all
+    qkv_bias: bool = False
+    out_bias: bool = False  # of attention's output projection
+    moe_names: MoeNames = MoeNames()  # noqa: RUF009 - a tuple
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -90,7 +130,9 @@ class ConfigFile:
         return value
 
     def number(self, key: str, default: float) -> float:
-        value = self.values.get(key, default)
+        value = self.values.get(key)
+        if value is None:
+            value = default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise LoadFailed(f"{self.path}: {key} must be a number, found {value!r}")
         return float(value)
@@ -105,18 +147,78 @@ class ConfigFile:
         if value is not None and value not in allowed:
             raise LoadFailed(f"{self.path}: {key} = {value!r} is not supported")
 
+    def rotary(self, head_dim: int, theta: float = 10000.0, share: float = 1.0) -> Rotary:
+        """The rotary embedding of heads of `head_dim`; `theta` and `share` (of a head that is turned) are the
+        family's defaults.
+        """
+        found = self.rope()
+        share, theta = float(found.get("partial_rotary_factor", share)), float(found.get("rope_theta", theta))
+        return Rotary(int(head_dim * share), theta, self._scaling(found))
+
+    def _scaling(self, found: Mapping[str, Any]) -> RopeScaling | None:
+        kind = found.get("rope_type", found.get("type", "default"))
+        if kind in ("default", "mrope"):
+            return None
+        values = ConfigFile(self.path, found)
+        if kind == "linear":
+            return RopeScaling("linear", values.number("factor", 1.0))
+        context = self.positive("max_position_embeddings")
+        inside = values.positive("original_max_position_embeddings", context)
+        original = self.positive("original_max_position_embeddings", inside)
+        factor = values.number("factor", context / original)
+        if kind == "llama3":
+            slow, fast = values.number("low_freq_factor", 1.0), values.number("high_freq_factor", 4.0)
+            return RopeScaling("llama3", factor, original, slow, fast)
+        return RopeScaling(
+            "yarn",
+            factor,
+            original,
+            slow=values.number("beta_slow", 1.0),
+            fast=values.number("beta_fast", 32.0),
+            amplitude=_yarn_amplitude(values, factor),
+            whole=values.flag("truncate", True),
+        )
+
     def rope(self) -> Mapping[str, Any]:
-        """rope_parameters, or the older top-level keys in the same form. Only the plain rotary embedding."""
+        """rope_parameters, or the older top-level keys in the same form. Refuses kinds that are not known."""
         found = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
         if not isinstance(found, Mapping):
             raise LoadFailed(f"{self.path}: rope_parameters must be an object")
         kind = found.get("rope_type", found.get("type", "default"))
-        if kind not in ("default", "mrope"):
+        if kind not in ROPE_KINDS:
             raise LoadFailed(f"{self.path}: rope_type {kind!r} is not supported")
         older = {
             key: self.values[key] for key in ("rope_theta", "partial_rotary_factor") if key in self.values
         }
         return {**older, **found}
+
+    def dense_layers(self, layers: int) -> frozenset[int]:
+        """Layers of a MoE model that have one plain MLP, as the configurations of Qwen name them."""
+        stride = self.positive("decoder_sparse_step", 1)
+        plain = self.values.get("mlp_only_layers") or ()
+        return frozenset(layer for layer in range(layers) if layer in plain or (layer + 1) % stride)
+
+    def linear_shape(self) -> LinearShape:
+        """The gated delta net of Qwen3-Next and its successors."""
+        return LinearShape(
+            key_heads=self.positive("linear_num_key_heads", 16),
+            value_heads=self.positive("linear_num_value_heads", 32),
+            key_dim=self.positive("linear_key_head_dim", 128),
+            value_dim=self.positive("linear_value_head_dim", 128),
+            kernel=self.positive("linear_conv_kernel_dim", 4),
+        )
+
+    def hybrid_kinds(self, layers: int) -> tuple[LayerKind, ...]:
+        """layer_types, or full attention in every few layers."""
+        interval = self.positive("full_attention_interval", 4)
+        return self.layer_kinds(
+            tuple("linear_attention" if (n + 1) % interval else "full_attention" for n in range(layers))
+        )
+
+    def attention_layers(self, layers: int) -> tuple[LayerKind, ...]:
+        """Full attention in every layer, which layer_types may say too."""
+        every: LayerKind = "full_attention"
+        return self.layer_kinds((every,) * layers)
 
     def layer_kinds(self, default: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
         """layer_types when given, one for each layer."""
@@ -136,6 +238,21 @@ class ConfigFile:
                 f"{self.path}: layer_types must name {len(default)} layers of {', '.join(known)}"
             )
         return tuple(known[kind] for kind in given)
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies by when contexts grow by `factor` (Peng et al., arXiv 2309.00071, section 3.4)."""
+    return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _yarn_amplitude(values: ConfigFile, factor: float) -> float:
+    given = values.number("attention_factor", 0.0)
+    every, over_all = values.number("mscale", 0.0), values.number("mscale_all_dim", 0.0)
+    if given:
+        return given
+    if every and over_all:
+        return yarn_scale(factor, every) / yarn_scale(factor, over_all)
+    return yarn_scale(factor)
 
 
 def read_config(directory: Path) -> ConfigFile:

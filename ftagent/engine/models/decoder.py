@@ -62,7 +62,7 @@ def kv_shape(config: ModelConfig) -> KvShape:
 
 def make_rope(config: ModelConfig, context: int, device: torch.device) -> Rope:
     """The rotary embedding of the model's attention layers, for `context` positions."""
-    return Rope(config.rotary_dim, config.rope_theta, context, device)
+    return Rope(config.rotary, context, device)
 
 
 def build_weights(config: ModelConfig, source: Source) -> Weights:
@@ -94,7 +94,7 @@ def _block(config: ModelConfig, source: Source, layer: int) -> Block:
     if layer in config.dense_layers:
         mlp = Mlp(source, prefix + "mlp.", config.hidden, config.dense_intermediate)
     else:
-        mlp = Moe(config, source, prefix + "mlp.", config.moe_layers.index(layer))
+        mlp = Moe(config, source, prefix + config.moe_names.block, config.moe_layers.index(layer))
     return Block(
         mixer_norm=_norm(config, source, prefix + "input_layernorm.weight"),
         mixer=mixer,

@@ -28,6 +28,29 @@ def state_shape(config: ModelConfig) -> StateShape:
     return StateShape(layers, linear.kernel - 1, linear.channels, heads, key_dim, value_dim)
 
 
+def _projections(config: ModelConfig, shape: LinearShape, source: Source, prefix: str) -> torch.Tensor:
+    """[q | k | v | z | b | a, hidden] out of the family's tensors."""
+    order = None
+    sizes = {"qkv": shape.channels, "z": shape.values, "b": shape.value_heads, "a": shape.value_heads}
+    if config.delta_by_key_head:
+        sizes = {"qkvz": shape.channels + shape.values, "ba": 2 * shape.value_heads}
+        order = _out_of_key_heads(shape)
+    parts = [(f"{prefix}in_proj_{part}.weight", size) for part, size in sizes.items()]
+    return source.joined(parts, config.hidden, order)
+
+
+def _out_of_key_heads(shape: LinearShape) -> torch.Tensor:
+    """Stored rows in the order q, k, v, z, b, a. Stored are, for each key head, its q and k, v and z of its
+    value heads; then for each key head b and a of its value heads.
+    """
+    group = shape.value_heads // shape.key_heads
+    widths = [shape.key_dim, shape.key_dim, group * shape.value_dim, group * shape.value_dim]
+    wide = torch.arange(shape.key_heads * sum(widths)).view(shape.key_heads, -1)
+    narrow = wide.numel() + torch.arange(2 * shape.value_heads).view(shape.key_heads, -1)
+    columns = (*torch.split(wide, widths, dim=1), *torch.split(narrow, group, dim=1))
+    return torch.cat([rows.flatten() for rows in columns])
+
+
 class GatedDeltaNet:
     """One linear-attention layer; `state_layer` is its index among the linear layers."""
 
@@ -37,10 +60,8 @@ class GatedDeltaNet:
         hidden, channels, heads = config.hidden, shape.channels, shape.value_heads
         self.shape = shape
         self.state_layer = state_layer
-        sizes = (("qkv", channels), ("z", shape.values), ("b", heads), ("a", heads))
-        self._sizes = [size for _, size in sizes]
-        parts = [(f"{prefix}in_proj_{part}.weight", size) for part, size in sizes]
-        self.into = source.joined(parts, hidden)
+        self._sizes = [channels, shape.values, heads, heads]
+        self.into = _projections(config, shape, source, prefix)
         convolution = source.dense(prefix + "conv1d.weight", channels, 1, shape.kernel, dtype=torch.float32)
         self.taps = convolution.squeeze(1).t().contiguous()  # [kernel, channels], oldest first
         self.rate = -source.dense(prefix + "A_log", heads, dtype=torch.float32).exp()

@@ -14,7 +14,8 @@ from ftagent.engine.kernels.attention import attend_all, attend_causal, join
 from ftagent.engine.kernels.experts import gated
 from ftagent.engine.kernels.linear import project
 from ftagent.engine.models.batch import Batch
-from ftagent.engine.models.config import ModelConfig
+from ftagent.engine.models.config import ModelConfig, Rotary
+from ftagent.engine.models.rotary import frequencies
 from ftagent.engine.weights.source import Source
 
 
@@ -55,11 +56,10 @@ class Rope:
     float32.
     """
 
-    def __init__(self, size: int, theta: float, context: int, device: torch.device) -> None:
-        self.size = size
-        frequency = 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
-        angle = torch.arange(context, dtype=torch.float32).unsqueeze(1) * frequency
-        cos, sin = angle.cos(), angle.sin()
+    def __init__(self, rotary: Rotary, context: int, device: torch.device) -> None:
+        self.size, amplitude = rotary.size, rotary.scaling.amplitude if rotary.scaling else 1.0
+        angle = torch.arange(context, dtype=torch.float32).unsqueeze(1) * frequencies(*rotary)
+        cos, sin = angle.cos() * amplitude, angle.sin() * amplitude
         self.cos = torch.cat((cos, cos), dim=-1).to(device)
         self.sin = torch.cat((-sin, sin), dim=-1).to(device)
 
@@ -74,8 +74,41 @@ class Rope:
         turned.mul_(cos).addcmul_(swapped, sin)
 
 
+class ProjectionNorm:
+    """Norms of all queries of a row together, and of all its keys (MiniMax-M2, OLMoE)."""
+
+    def __init__(self, query: RmsNorm, key: RmsNorm) -> None:
+        self._query, self._key = query, key
+
+    def float32(self, query_key: torch.Tensor) -> torch.Tensor:
+        """query_key [rows, heads + kv_heads, d], normed, in float32."""
+        rows, heads, head_dim = query_key.shape
+        flat, width = query_key.reshape(rows, -1), len(self._query.weight)
+        both = self._query.float32(flat[:, :width]), self._key.float32(flat[:, width:])
+        return torch.cat(both, dim=-1).view(rows, heads, head_dim)
+
+
+def query_key_norm(config: ModelConfig, source: Source, prefix: str) -> RmsNorm | ProjectionNorm | None:
+    """What an attention layer does to queries and keys before their rotation; for norms of each head, one
+    RmsNorm with a row for each query head, then for each KV head.
+    """
+    heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+    if config.query_key_norm == "none":
+        return None
+    together = config.query_key_norm == "projection"
+    query, key = (
+        norm_weight(source, f"{prefix}{part}_norm.weight", count * head_dim, config.centred_norm)
+        for part, count in (("q", heads if together else 1), ("k", kv_heads if together else 1))
+    )
+    if together:
+        return ProjectionNorm(RmsNorm(query, config.eps), RmsNorm(key, config.eps))
+    return RmsNorm(torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1))), config.eps)
+
+
 class Attention:
-    """Grouped-query attention with per-head norms of queries and keys; optionally gated by a sigmoid."""
+    """Grouped-query attention; norms of queries and keys, biases, and a sigmoid gate where the family has
+    them.
+    """
 
     def __init__(self, config: ModelConfig, source: Source, prefix: str, kv_layer: int) -> None:
         heads, kv_heads, head_dim, hidden = config.heads, config.kv_heads, config.head_dim, config.hidden
@@ -88,10 +121,16 @@ class Attention:
         order = _gate_last(heads, head_dim, sum(sizes)) if self.gated else None
         self.into = source.joined(parts, hidden, order)  # q | k | v | gate
         self.out = source.dense(prefix + "o_proj.weight", hidden, heads * head_dim)
-        query_norm = norm_weight(source, prefix + "q_norm.weight", head_dim, config.centred_norm)
-        key_norm = norm_weight(source, prefix + "k_norm.weight", head_dim, config.centred_norm)
-        by_head = torch.cat((query_norm.expand(heads, -1), key_norm.expand(kv_heads, -1)))
-        self.norm = RmsNorm(by_head, config.eps)
+        self.norm = query_key_norm(config, source, prefix)
+        self.into_bias = self.out_bias = None
+        if config.qkv_bias:
+            biases = (
+                source.dense(f"{prefix}{part}_proj.bias", size)
+                for part, size in zip("qkv", sizes, strict=True)
+            )
+            self.into_bias = torch.cat(tuple(biases))
+        if config.out_bias:
+            self.out_bias = source.dense(prefix + "o_proj.bias", hidden)
 
     def __call__(
         self,
@@ -102,10 +141,11 @@ class Attention:
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         rows, heads, kv_heads, head_dim = len(x), self.heads, self.kv_heads, self.head_dim
-        flat = project(x, self.into, batch.decode)
+        flat = _add(project(x, self.into, batch.decode), self.into_bias)
         width = (heads + 2 * kv_heads) * head_dim
         per_head = flat[:, :width].view(rows, -1, head_dim)
-        query_key = self.norm.float32(per_head[:, : heads + kv_heads])
+        query_key = per_head[:, : heads + kv_heads]
+        query_key = self.norm.float32(query_key) if self.norm else query_key.float()
         rope.rotate(query_key, *turn)
         query_key = query_key.to(x.dtype)
         query = query_key[:, :heads]
@@ -116,7 +156,7 @@ class Attention:
         out = self._attend(query, keys_values, batch, kv).reshape(rows, -1)
         if self.gated:
             out = out * torch.sigmoid(flat[:, width:])
-        return project(out, self.out, batch.decode)
+        return _add(project(out, self.out, batch.decode), self.out_bias)
 
     def _attend(
         self, query: torch.Tensor, keys_values: torch.Tensor, batch: Batch, kv: KvStorage
@@ -136,6 +176,10 @@ class Attention:
                 parts.append(attend_all(own, *kv.read_pairs(self.kv_layer, span.past), self.scale))
             done.append(join(parts).transpose(0, 1))
         return done[0] if len(done) == 1 else torch.cat(done)
+
+
+def _add(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x if bias is None else x.add_(bias)
 
 
 def _gate_last(heads: int, head_dim: int, rows: int) -> torch.Tensor:

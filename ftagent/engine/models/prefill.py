@@ -25,7 +25,7 @@ from ftagent.engine.kernels.gpu.scan import delta_prefill
 from ftagent.engine.models.batch import Batch, Span
 from ftagent.engine.models.decoder import Block, Pools, Weights
 from ftagent.engine.models.gated_delta_net import GatedDeltaNet
-from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope
+from ftagent.engine.models.layers import Attention, Mlp, Moe, ProjectionNorm, RmsNorm, Rope
 
 
 def prefill(weights: Weights, rope: Rope, pools: Pools, batch: Batch) -> torch.Tensor:
@@ -54,17 +54,24 @@ def _feed(block: Block, x: torch.Tensor, batch: Batch, pool: RoutedExperts | Non
     return feed_experts(block.mlp, x, batch, pool)
 
 
+def attention_spec(layer: Attention, rope: Rope) -> tuple[AttentionSpec, torch.Tensor | None]:
+    """A layer as the kernels see it, and its norms float32 [heads + kv_heads, head_dim]."""
+    norm = layer.norm
+    assert not isinstance(norm, ProjectionNorm), "the kernels have norms of single heads"
+    eps, normed = (norm.eps, True) if norm else (0.0, False)
+    shape = (layer.heads, layer.kv_heads, layer.head_dim, rope.size)
+    return AttentionSpec(*shape, layer.scale, eps, layer.gated, normed), norm.weight if norm else None
+
+
 def mix_attention(layer: Attention, x: torch.Tensor, batch: Batch, kv: KvStorage, rope: Rope) -> torch.Tensor:
     """The attention layer on normed rows x [rows, H], which are overwritten with the result."""
-    spec = AttentionSpec(
-        layer.heads, layer.kv_heads, layer.head_dim, rope.size, layer.scale, layer.norm.eps, layer.gated
-    )
+    spec, norms = attention_spec(layer, rope)
     width = (layer.heads + 2 * layer.kv_heads) * layer.head_dim
     for span in batch.spans:
         flat = F.linear(x[span.rows], layer.into)  # q | k | v | gate
         positions, places = batch.positions[span.rows], batch.places[span.rows]
         stored = kv.layer(layer.kv_layer)
-        query = qk_norm_rope(flat, spec, layer.norm.weight, rope.cos, rope.sin, positions, places, stored)
+        query = qk_norm_rope(flat, spec, norms, rope.cos, rope.sin, positions, places, stored)
         out = _attend(layer, query, span, kv)
         if layer.gated:
             out = out * torch.sigmoid(flat[:, width:])

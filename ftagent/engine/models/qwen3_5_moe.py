@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftagent.engine.models.config import ConfigFile, LayerKind, LinearShape, ModelConfig
+from ftagent.engine.models.config import ConfigFile, ModelConfig
 
 MODEL_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
 
@@ -13,22 +13,16 @@ def parse(config: ConfigFile) -> ModelConfig:
     config.refuse("attention_bias", (False,))
     config.refuse("attn_output_gate", (True,))
     layers = config.positive("num_hidden_layers", 40)
-    interval = config.positive("full_attention_interval", 4)
-    kinds: tuple[LayerKind, ...] = tuple(
-        "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)
-    )
-    rope = config.rope()
     head_dim = config.positive("head_dim", 256)
     return ModelConfig(
         family="qwen3_5_moe",
         vocab=config.positive("vocab_size", 248320),
         hidden=config.positive("hidden_size", 2048),
-        layers=config.layer_kinds(kinds),
+        layers=config.hybrid_kinds(layers),
         heads=config.positive("num_attention_heads", 16),
         kv_heads=config.positive("num_key_value_heads", 2),
         head_dim=head_dim,
-        rotary_dim=int(head_dim * float(rope.get("partial_rotary_factor", 0.25))),
-        rope_theta=float(rope.get("rope_theta", 10000.0)),
+        rotary=config.rotary(head_dim, share=0.25),
         eps=config.number("rms_norm_eps", 1e-6),
         context=config.positive("max_position_embeddings", 32768),
         tied=config.flag("tie_word_embeddings", False),
@@ -39,11 +33,5 @@ def parse(config: ConfigFile) -> ModelConfig:
         shared_intermediate=config.integer("shared_expert_intermediate_size", 512),
         centred_norm=True,
         gated_attention=True,
-        linear=LinearShape(
-            key_heads=config.positive("linear_num_key_heads", 16),
-            value_heads=config.positive("linear_num_value_heads", 32),
-            key_dim=config.positive("linear_key_head_dim", 128),
-            value_dim=config.positive("linear_value_head_dim", 128),
-            kernel=config.positive("linear_conv_kernel_dim", 4),
-        ),
+        linear=config.linear_shape(),
     )

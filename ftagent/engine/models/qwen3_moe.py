@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftagent.engine.models.config import ConfigFile, LayerKind, ModelConfig
+from ftagent.engine.models.config import ConfigFile, ModelConfig
 
 MODEL_TYPES = ("qwen3_moe",)
 
@@ -16,21 +16,16 @@ def parse(config: ConfigFile) -> ModelConfig:
     heads = config.positive("num_attention_heads", 32)
     hidden = config.positive("hidden_size", 2048)
     head_dim = config.positive("head_dim", hidden // heads)
-    attention: LayerKind = "full_attention"
     experts_key = "num_local_experts" if "num_local_experts" in config.values else "num_experts"
-    stride = config.positive("decoder_sparse_step", 1)
-    plain = config.values.get("mlp_only_layers") or ()
-    dense = frozenset(layer for layer in range(layers) if layer in plain or (layer + 1) % stride)
     return ModelConfig(
         family="qwen3_moe",
         vocab=config.positive("vocab_size", 151936),
         hidden=hidden,
-        layers=(attention,) * layers,
+        layers=config.attention_layers(layers),
         heads=heads,
         kv_heads=config.positive("num_key_value_heads", 4),
         head_dim=head_dim,
-        rotary_dim=head_dim,
-        rope_theta=float(config.rope().get("rope_theta", 10000.0)),
+        rotary=config.rotary(head_dim),
         eps=config.number("rms_norm_eps", 1e-6),
         context=config.positive("max_position_embeddings", 32768),
         tied=config.flag("tie_word_embeddings", False),
@@ -38,6 +33,6 @@ def parse(config: ConfigFile) -> ModelConfig:
         experts_per_token=config.positive("num_experts_per_tok", 8),
         expert_intermediate=config.positive("moe_intermediate_size", 768),
         renormalise=config.flag("norm_topk_prob", False),
-        dense_layers=dense,
+        dense_layers=config.dense_layers(layers),
         dense_intermediate=config.positive("intermediate_size", 6144),
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ftagent.engine.models import qwen3_5_moe, qwen3_moe
+from ftagent.engine.models import llama, mixtral, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
 from ftagent.engine.models.config import ModelConfig, read_config
 from ftagent.errors import LoadFailed
 
-FAMILIES = (qwen3_moe, qwen3_5_moe)
+FAMILIES = (qwen3_moe, qwen3_5_moe, qwen3_next, qwen3, llama, mixtral)
 
 
 def model_config(directory: Path) -> ModelConfig:
@@ -34,10 +34,9 @@ def _consistent(path: Path, config: ModelConfig) -> ModelConfig:
         raise LoadFailed(
             f"{path}: {config.experts_per_token} experts per token, but only {config.experts} experts"
         )
-    if config.rotary_dim % 2 or config.rotary_dim > config.head_dim:
-        raise LoadFailed(
-            f"{path}: a rotary size of {config.rotary_dim} does not fit heads of {config.head_dim}"
-        )
+    rotary = config.rotary.size
+    if rotary % 2 or rotary > config.head_dim:
+        raise LoadFailed(f"{path}: a rotary size of {rotary} does not fit heads of {config.head_dim}")
     if linear and linear.value_heads % linear.key_heads:
         raise LoadFailed(
             f"{path}: {linear.value_heads} linear value heads do not divide into {linear.key_heads} key heads"

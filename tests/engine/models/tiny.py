@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -22,7 +22,7 @@ SMALL = {
     "max_position_embeddings": 1024,
     "initializer_range": 0.2,
 }
-LINEAR = {
+LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
@@ -30,9 +30,23 @@ LINEAR = {
     "linear_conv_kernel_dim": 4,
     "shared_expert_intermediate_size": 20,
 }
-FAMILIES = {
+DENSE = {key: value for key, value in SMALL.items() if "expert" not in key and "moe" not in key}
+DENSE |= {"intermediate_size": 40}
+MIXTRAL: dict[str, Any] = {
+    **DENSE,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 24,
+    "head_dim": 16,
+    "sliding_window": None,
+}
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", SMALL),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**SMALL, **LINEAR}),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**SMALL, **LINEAR}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", DENSE),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", DENSE),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", MIXTRAL),
 }
 
 

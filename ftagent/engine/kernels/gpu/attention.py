@@ -30,7 +30,8 @@ NEW_TOKEN_APART = False  # whether the last of several splits is the new token a
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Shape of an attention layer. `rotary` dimensions of a head are turned; gated: one gate a query head.
+    """Shape of an attention layer. `rotary` dimensions of a head are turned; gated: one gate a query head;
+    normed: queries and keys have norms of each head.
 
     Raises ValueError for a shape that the kernels do not do.
     """
@@ -42,6 +43,7 @@ class AttentionSpec:
     scale: float
     eps: float
     gated: bool
+    normed: bool = True
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.heads // self.kv_heads > GROUP_TILE.value:
@@ -93,21 +95,27 @@ def _first_block(position, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, APA
 
 @triton.jit
 def _turned(  # noqa: PLR0913
-    places, norm, dims, angle_cos, angle_sin, eps, inside, DIM: tl.constexpr, ROTARY: tl.constexpr
-):
+    places, norm, dims, angle_cos, angle_sin, eps, inside,
+    DIM: tl.constexpr, ROTARY: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
     """Heads [n, dims] at `places` [n, 1], normed by rows of `norm` [n, 1] and rotated; float32."""
     head = tl.load(places + dims, mask=inside, other=0.0)
-    weight = tl.load(norm + dims, mask=inside, other=0.0)
+    if NORMED:
+        weight = tl.load(norm + dims, mask=inside, other=0.0)
     if ROTARY > 0:  # all that is to be loaded is asked for before the first sum
         other = tl.where(dims < ROTARY // 2, dims + ROTARY // 2, dims - ROTARY // 2)
         turns = inside & (dims < ROTARY)
         partner = tl.load(places + other, mask=turns, other=0.0)
-        partner_weight = tl.load(norm + other, mask=turns, other=0.0)
-    inverse = tl.rsqrt(tl.sum(head * head, axis=1) / DIM + eps)[:, None]
-    normed = head * inverse * weight
+        if NORMED:
+            partner_weight = tl.load(norm + other, mask=turns, other=0.0)
+    if NORMED:
+        inverse = tl.rsqrt(tl.sum(head * head, axis=1) / DIM + eps)[:, None]
+        head = head * inverse * weight
+        if ROTARY > 0:
+            partner = partner * inverse * partner_weight
     if ROTARY > 0:
-        normed = normed * angle_cos + partner * inverse * partner_weight * angle_sin
-    return normed
+        head = head * angle_cos + partner * angle_sin
+    return head
 
 
 @triton.jit
@@ -126,17 +134,18 @@ def _load_block(key_plane, value_plane, page, tokens, position, dims, DIM: tl.co
 def _new_token(  # noqa: PLR0913
     row_start, norms, kv_head, heads, real, dims, angle_cos, angle_sin, eps, dtype: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    NORMED: tl.constexpr,
 ):  # fmt: skip
     """The token's queries [GROUP_TILE, dims] of one KV head, its key [1, dims] and its value [dims]."""
     inside = dims < DIM
     query = _turned(
         row_start + heads[:, None] * DIM, norms + heads[:, None] * DIM, dims[None, :],
-        angle_cos, angle_sin, eps, real & inside[None, :], DIM, ROTARY,
+        angle_cos, angle_sin, eps, real & inside[None, :], DIM, ROTARY, NORMED,
     )  # fmt: skip
     key_head = HEADS + kv_head + tl.zeros([1, 1], tl.int32)
     key = _turned(
         row_start + key_head * DIM, norms + key_head * DIM, dims[None, :],
-        angle_cos, angle_sin, eps, inside[None, :], DIM, ROTARY,
+        angle_cos, angle_sin, eps, inside[None, :], DIM, ROTARY, NORMED,
     )  # fmt: skip
     value = tl.load(row_start + (HEADS + KV_HEADS + kv_head) * DIM + dims, mask=inside, other=0.0)
     return query.to(dtype), key.to(dtype), value.to(dtype)
@@ -182,7 +191,7 @@ def _attend_new(  # noqa: PLR0913
     row_start, norms, positions_cos, positions_sin, pages_of_row, key_plane, value_plane, partial, lse,
     position, row, kv_head, eps, factor, dtype: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
-    ROTARY: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+    ROTARY: tl.constexpr, NORMED: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The split of the new token: it goes to its page, and its value is what it attends to."""
     group: tl.constexpr = HEADS // KV_HEADS
@@ -195,7 +204,7 @@ def _attend_new(  # noqa: PLR0913
     heads = kv_head * group + member
     query, key, value = _new_token(
         row_start, norms, kv_head, heads, real, dims, angle_cos, angle_sin, eps, dtype,
-        HEADS, KV_HEADS, DIM, ROTARY,
+        HEADS, KV_HEADS, DIM, ROTARY, NORMED,
     )  # fmt: skip
     tl.store(key_plane + place * DIM + dims[None, :], key, mask=inside[None, :])
     tl.store(value_plane + place * DIM + dims, value, mask=inside)
@@ -211,8 +220,8 @@ def _attend(  # noqa: PLR0913
     flat, norms, cos, sin, positions, page_table, kv, partial, lse, live,
     eps, scale, width, pages, tokens,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
-    ROTARY: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr,
-    STAGES: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr,
+    ROTARY: tl.constexpr, NORMED: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDEN: tl.constexpr, STAGES: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -228,7 +237,7 @@ def _attend(  # noqa: PLR0913
             _attend_new(
                 flat + row * width, norms, cos + position * ROTARY, sin + position * ROTARY, pages_of_row,
                 key_plane, value_plane, partial, lse, position, row, kv_head, eps, factor,
-                kv.dtype.element_ty, HEADS, KV_HEADS, DIM, DIM_TILE, ROTARY, SPLITS, PDL,
+                kv.dtype.element_ty, HEADS, KV_HEADS, DIM, DIM_TILE, ROTARY, NORMED, SPLITS, PDL,
             )  # fmt: skip
             return
     first, last, blocks = _first_block(position, split, SPLITS, BLOCK, APART)
@@ -252,7 +261,7 @@ def _attend(  # noqa: PLR0913
     if APART:
         query = _turned(
             flat + row * width + heads[:, None] * DIM, norms + heads[:, None] * DIM, dims[None, :],
-            angle_cos, angle_sin, eps, real & inside[None, :], DIM, ROTARY,
+            angle_cos, angle_sin, eps, real & inside[None, :], DIM, ROTARY, NORMED,
         ).to(kv.dtype.element_ty)  # fmt: skip
         top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_TILE], tl.float32)
@@ -260,7 +269,7 @@ def _attend(  # noqa: PLR0913
     else:
         query, key, value = _new_token(
             flat + row * width, norms, kv_head, heads, real, dims, angle_cos, angle_sin, eps,
-            kv.dtype.element_ty, HEADS, KV_HEADS, DIM, ROTARY,
+            kv.dtype.element_ty, HEADS, KV_HEADS, DIM, ROTARY, NORMED,
         )  # fmt: skip
         # The split with the last block owns the new token: it starts from it and writes it to the page.
         owner = last == blocks
@@ -326,7 +335,7 @@ def _join(  # noqa: PLR0913
 def decode_attention(  # noqa: PLR0913
     flat: torch.Tensor,
     spec: AttentionSpec,
-    norms: torch.Tensor,
+    norms: torch.Tensor | None,
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
@@ -339,14 +348,16 @@ def decode_attention(  # noqa: PLR0913
 ) -> None:
     """Attention of one new token of each of the first rows[0] rows; its key and value go to its page.
 
-    flat float32 [B, q | k | v (| gate)]; norms float32 [heads + kv_heads, d] of queries and keys; cos and sin
-    float32 [context, rotary], sin with the sign of the rotation (`models.layers.Rope`); positions int32 [B]:
-    the new token's place, so that many tokens are in the pages already; page_table int32 [B, pages]; kv
-    T [2 * kv_heads, tokens, d], keys first (`context.pages.KvStorage`). Scratch: partial float32
-    [B, heads, S, d] and lse (to base 2) float32 [B, heads, S], with S from `split_count`. out T
-    [B, heads * d]. The pages of a row that another row shares must not be the one that it writes.
+    flat float32 [B, q | k | v (| gate)]; norms float32 [heads + kv_heads, d] of queries and keys, None where
+    `spec` has none; cos and sin float32 [context, rotary], sin with the sign of the rotation
+    (`models.layers.Rope`); positions int32 [B]: the new token's place, so that many tokens are in the pages
+    already; page_table int32 [B, pages]; kv T [2 * kv_heads, tokens, d], keys first
+    (`context.pages.KvStorage`). Scratch: partial float32 [B, heads, S, d] and lse (to base 2) float32
+    [B, heads, S], with S from `split_count`. out T [B, heads * d]. The pages of a row that another row shares
+    must not be the one that it writes.
     """
     batch, splits = flat.shape[0], partial.shape[2]
+    norms = cos if norms is None else norms  # some memory: it is not read then
     block = block_tokens(spec.head_dim, kv.element_size())
     shape = {
         "HEADS": spec.heads,
@@ -361,7 +372,7 @@ def decode_attention(  # noqa: PLR0913
         (splits, spec.kv_heads, batch),
         flat, norms, cos, sin, positions, page_table, kv, partial, lse, rows,
         spec.eps, spec.scale, flat.stride(0), page_table.stride(0), kv.shape[1],
-        DIM_TILE=triton.next_power_of_2(spec.head_dim), ROTARY=spec.rotary,
+        DIM_TILE=triton.next_power_of_2(spec.head_dim), ROTARY=spec.rotary, NORMED=spec.normed,
         WIDEN=INTERPRETED and kv.dtype == torch.bfloat16, STAGES=3, warps=kv.element_size() * 2, **shape,
     )  # fmt: skip
     launch(

@@ -21,7 +21,7 @@ TILE_ELEMENTS = 2048  # of one program: rows x padded head
 def _qk_norm_rope(  # noqa: PLR0913
     flat, norms, cos, sin, positions, places, query, kv, rows, stride, tokens, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    NORMED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one head: of q into `query`, of k and v into `kv`."""
     let_next_start(PDL)
@@ -35,15 +35,18 @@ def _qk_norm_rope(  # noqa: PLR0913
     stored = tl.load(source + dims[None, :], mask=inside, other=0.0)
     if head < HEADS + KV_HEADS:
         x = stored.to(tl.float32)
-        inverse = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / DIM + eps)
-        x *= inverse[:, None] * tl.load(norms + head * DIM + dims, mask=dims < DIM, other=0.0)[None, :]
+        if NORMED:
+            inverse = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / DIM + eps)
+            x *= inverse[:, None] * tl.load(norms + head * DIM + dims, mask=dims < DIM, other=0.0)[None, :]
         if ROTARY > 0:
             partner = tl.where(dims < ROTARY // 2, dims + ROTARY // 2, dims - ROTARY // 2)
             turns = dims < ROTARY
             turned = live[:, None] & turns[None, :]
             angle = tl.load(positions + row, mask=live, other=0)[:, None] * ROTARY + dims[None, :]
             other = tl.load(source + partner[None, :], mask=turned, other=0.0).to(tl.float32)
-            other *= inverse[:, None] * tl.load(norms + head * DIM + partner, mask=turns, other=0.0)[None, :]
+            if NORMED:
+                weight = tl.load(norms + head * DIM + partner, mask=turns, other=0.0)
+                other *= inverse[:, None] * weight[None, :]
             x = x * tl.load(cos + angle, mask=turned, other=1.0)
             x += other * tl.load(sin + angle, mask=turned, other=0.0)
         stored = x.to(stored.dtype)
@@ -57,7 +60,7 @@ def _qk_norm_rope(  # noqa: PLR0913
 def qk_norm_rope(
     flat: torch.Tensor,
     spec: AttentionSpec,
-    norms: torch.Tensor,
+    norms: torch.Tensor | None,
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
@@ -67,17 +70,18 @@ def qk_norm_rope(
     """Queries T [n, heads, d] of the rows; keys and values go to `kv`.
 
     flat T [n, at least (heads + 2 kv_heads) * d], dense rows, is q | k | v | ...; norms float32 [heads +
-    kv_heads, d], with the 1 of centred norms in it; cos and sin float32 [context, rotary], sin with the sign
-    of the rotation (`models.layers.Rope`); positions and places int64 [n], dense; kv T [2 * kv_heads, tokens,
-    d] contiguous. Computed in float32, rounded once.
+    kv_heads, d], with the 1 of centred norms in it, None where `spec` has none; cos and sin float32 [context,
+    rotary], sin with the sign of the rotation (`models.layers.Rope`); positions and places int64 [n], dense;
+    kv T [2 * kv_heads, tokens, d] contiguous. Computed in float32, rounded once.
     """
     rows, tile = len(flat), triton.next_power_of_2(spec.head_dim)
     query = torch.empty(rows, spec.heads, spec.head_dim, dtype=flat.dtype, device=flat.device)
+    norms = cos if norms is None else norms  # some memory: it is not read then
     block = max(TILE_ELEMENTS // tile, 1)
     launch(
         _qk_norm_rope, (triton.cdiv(rows, block), spec.heads + 2 * spec.kv_heads),
         flat, norms, cos, sin, positions, places, query, kv, rows, flat.stride(0), kv.shape[1], spec.eps,
         HEADS=spec.heads, KV_HEADS=spec.kv_heads, DIM=spec.head_dim, ROTARY=spec.rotary,
-        ROWS=block, TILE=tile,
+        NORMED=spec.normed, ROWS=block, TILE=tile,
     )  # fmt: skip
     return query

@@ -40,9 +40,10 @@ def turned(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_keys_and_values(device: torch.device, dtype: torch.dtype, data: st.DataObject) -> None:
     heads, kv_heads, dim, rotary = data.draw(shapes)
-    rows, gated = data.draw(st.sampled_from([1, 3, 31, 70])), data.draw(st.booleans())
+    rows = data.draw(st.sampled_from([1, 3, 31, 70]))
+    gated, normed = data.draw(st.booleans()), data.draw(st.booleans())
     torch.manual_seed(data.draw(st.integers(0, 1000)))
-    spec = AttentionSpec(heads, kv_heads, dim, rotary, dim**-0.5, EPS, gated)
+    spec = AttentionSpec(heads, kv_heads, dim, rotary, dim**-0.5, EPS, gated, normed)
     flat = torch.randn(rows, spec.width, device=device).to(dtype)
     norms = torch.rand(heads + kv_heads, dim, device=device) + 0.5
     angle = torch.rand(200, rotary // 2, device=device, dtype=torch.float64) * 6
@@ -51,11 +52,13 @@ def test_queries_keys_and_values(device: torch.device, dtype: torch.dtype, data:
     positions = torch.randperm(200, device=device)[:rows]
     places = torch.randperm(128, device=device)[:rows]
     kv = torch.full((2 * kv_heads, 128, dim), NAN, device=device, dtype=dtype)
-    query = qk_norm_rope(flat, spec, norms, cos, sin, positions, places, kv)
+    query = qk_norm_rope(flat, spec, norms if normed else None, cos, sin, positions, places, kv)
 
     per_head = flat.double()[:, : (heads + 2 * kv_heads) * dim].view(rows, -1, dim)
     part = per_head[:, : heads + kv_heads]
-    scaled = part / (part.square().mean(-1, keepdim=True) + EPS).sqrt() * norms.double()
+    scaled = part
+    if normed:
+        scaled = part / (part.square().mean(-1, keepdim=True) + EPS).sqrt() * norms.double()
     expected = turned(scaled, angle[positions])
     rtol = tolerance(dtype)
     torch.testing.assert_close(query.double(), expected[:, :heads], rtol=rtol, atol=1e-5)
@@ -84,7 +87,8 @@ def cases(kind: str) -> list[Case]:
     shape: dict[str, int | float | bool | str | None] = {"HEADS": 16, "KV_HEADS": 2, "DIM": 256, "ROTARY": 64}
     types = (kind, "*fp32", "*fp32", "*fp32", "*i64", "*i64", kind, kind, *["i32"] * 3, "fp32")
     return [
-        Case(MODULE + "rope", "_qk_norm_rope", types, {"ROWS": 8, "TILE": 256, **shape}),
+        Case(MODULE + "rope", "_qk_norm_rope", types, {"ROWS": 8, "TILE": 256, "NORMED": True, **shape}),
+        Case(MODULE + "rope", "_qk_norm_rope", types, {"ROWS": 8, "TILE": 256, "NORMED": False, **shape}),
         Case(
             MODULE + "norm", "_rms_norm", (kind, "*fp32", kind, "i32", "i32", "fp32"),
             {"SIZE": 2048, "ROWS": 2, "TILE": 2048}, 8,

@@ -1,0 +1,33 @@
+"""Qwen3 dense (0.6B to 32B): grouped-query attention with per-head norms, plain MLPs."""
+
+from __future__ import annotations
+
+from ftagent.engine.models.config import ConfigFile, ModelConfig
+
+MODEL_TYPES = ("qwen3",)
+
+
+def parse(config: ConfigFile) -> ModelConfig:
+    """Defaults are those of transformers' Qwen3Config."""
+    config.refuse("hidden_act", ("silu",))
+    config.refuse("use_sliding_window", (False,))
+    layers = config.positive("num_hidden_layers", 32)
+    head_dim = config.positive("head_dim", 128)
+    biased = config.flag("attention_bias", False)
+    return ModelConfig(
+        family="qwen3",
+        vocab=config.positive("vocab_size", 151936),
+        hidden=config.positive("hidden_size", 4096),
+        layers=config.attention_layers(layers),
+        heads=config.positive("num_attention_heads", 32),
+        kv_heads=config.positive("num_key_value_heads", 32),
+        head_dim=head_dim,
+        rotary=config.rotary(head_dim),
+        eps=config.number("rms_norm_eps", 1e-6),
+        context=config.positive("max_position_embeddings", 32768),
+        tied=config.flag("tie_word_embeddings", False),
+        dense_layers=frozenset(range(layers)),
+        dense_intermediate=config.positive("intermediate_size", 22016),
+        qkv_bias=biased,
+        out_bias=biased,
+    )

@@ -1,0 +1,72 @@
+"""Logits of further families against transformers, fp32, for random configurations of odd sizes: whole, in
+chunks, by decode. The hybrid one is ill-conditioned at large weights; `test_logits` says how.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.models.test_logits import TOKENS, runs, worst
+from tests.engine.models.tiny import Oracle
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES: dict[str, list[dict[str, Any]]] = {
+    "qwen3": [
+        {},
+        {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 72, "head_dim": 12},
+        {"tie_word_embeddings": True, "intermediate_size": 17, "hidden_size": 48, "vocab_size": 97},
+        {"attention_bias": True, "rope_parameters": YARN, "rms_norm_eps": 1e-5},
+    ],
+    "llama": [
+        {},
+        {"rope_parameters": LLAMA3, "num_key_value_heads": 4, "hidden_size": 72, "intermediate_size": 33},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}, "head_dim": 20},
+        {"attention_bias": True, "tie_word_embeddings": True, "num_hidden_layers": 3, "vocab_size": 101},
+    ],
+    "mixtral": [
+        {},
+        {"num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size": 17, "hidden_size": 48},
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": True, "vocab_size": 97},
+    ],
+    "qwen3_next": [
+        {},
+        {
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 12,
+            "hidden_size": 56,
+        },
+        {"linear_num_key_heads": 4, "linear_num_value_heads": 4, "norm_topk_prob": False, "num_experts": 6},
+        {
+            "mlp_only_layers": [1],
+            "intermediate_size": 40,
+            "num_key_value_heads": 1,
+            "linear_conv_kernel_dim": 3,
+        },
+    ],
+}
+SMALLER = {"qwen3_next": {"initializer_range": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("family", "case"), [(family, case) for family, cases in CASES.items() for case in range(len(cases))]
+)
+def test_logits_equal_transformers(family: str, case: int, tmp_path: Path) -> None:
+    changes = {**SMALLER.get(family, {}), **CASES[family][case]}
+    oracle = Oracle(family, tmp_path, seed=case, changes=changes)
+    tokens = oracle.tokens(TOKENS, case)
+    expected = oracle.logits(tokens)
+    assert float(expected.std()) > 0.2, "the oracle's logits must be able to show a difference"
+    for found in runs(tmp_path, tokens, case):
+        assert worst(found, expected) <= 1e-4

@@ -44,7 +44,8 @@ CLIPBOARD_BYTES = 256 * 1024  # what terminals take is less, mostly
 _STRING_CHARACTERS = 1 << 20  # an escape string that grows longer than this is given up
 _HAPPENINGS = 64
 _STYLES = 8192  # converted ones that are kept
-# The library's own terminal, without its printer port, serial line and locator.
+# The library's own terminal, without its printer port, serial line and locator, and without the mouse in
+# pixels: we know cells alone.
 _MODEL = replace(BITTTY, options=frozenset(), name="ftagent", macro_space=None, da1_response="\x1b[?62;22c")
 _UNTOLD = Colours()
 _MOUSE: dict[str, Mouse] = {
@@ -60,7 +61,6 @@ _MOUSE_ENCODING: dict[str, MouseEncoding] = {
     "utf8": "utf8",
     "sgr": "sgr",
     "urxvt": "urxvt",
-    "sgr-pixels": "pixels",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 # None is the terminal's own default, an int one of its 256 colours, three ints red, green and blue.
 Colour = int | tuple[int, int, int] | None
 Mouse = Literal["off", "press", "click", "drag", "move"]
-MouseEncoding = Literal["legacy", "utf8", "sgr", "urxvt", "pixels"]
+MouseEncoding = Literal["legacy", "utf8", "sgr", "urxvt"]
 
 
 class CellStyle(NamedTuple):

@@ -62,14 +62,14 @@ class _Forwarder:
         """Name the group to forward to; a signal that came before is passed on now."""
         self._group = group
         if self.first is not None:
-            _signal_group(group, self.first)
+            signal_group(group, self.first)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.first is None:
             self.first, self.at = number, time.monotonic()
-            _signal_group(self._group, number)
+            signal_group(self._group, number)
         else:
-            _signal_group(self._group, signal.SIGKILL)
+            signal_group(self._group, signal.SIGKILL)
 
 
 def run_headless(
@@ -83,7 +83,7 @@ def run_headless(
     `on_line` is called from two threads, one call at a time. Raises AgentNotExecutable, and BrokenPipeError
     when `on_line` did: the child is ended then.
     """
-    with _forwarding() as forwarder, _reaping() as reap:
+    with _forwarding() as forwarder, reaping() as reap:
         pipe = subprocess.PIPE if on_line else None
         try:
             process = subprocess.Popen(
@@ -95,7 +95,7 @@ def run_headless(
                 start_new_session=True,
             )
         except OSError as error:
-            raise _cannot_run(arguments, error) from error
+            raise cannot_run(arguments, error) from error
         forwarder.attach(process.pid)
         closed: list[BrokenPipeError] = []
         readers = _start_readers(process, on_line, closed) if on_line else []
@@ -124,7 +124,7 @@ def run_foreground(arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
     # A background process that touches the terminal is stopped by SIGTTOU: we must not be, taking it back.
     previous = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     try:
-        with _forwarding() as forwarder, _reaping() as reap:
+        with _forwarding() as forwarder, reaping() as reap:
             pid = _spawn(arguments, env)
             forwarder.attach(pid)
             try:
@@ -148,10 +148,11 @@ def _spawn(arguments: Sequence[str], env: Mapping[str, str]) -> int:
             arguments[0], list(arguments), dict(env), setpgroup=0, setsigdef=[*_FORWARDED, signal.SIGTTOU]
         )
     except OSError as error:
-        raise _cannot_run(arguments, error) from error
+        raise cannot_run(arguments, error) from error
 
 
-def _cannot_run(arguments: Sequence[str], error: OSError) -> AgentNotExecutable | AgentFailed:
+def cannot_run(arguments: Sequence[str], error: OSError) -> AgentNotExecutable | AgentFailed:
+    """Words for a start that failed."""
     if error.errno == errno.E2BIG:
         longest = max(len(os.fsencode(argument)) for argument in arguments)
         words = (
@@ -166,7 +167,7 @@ def _wait_foreground(pid: int, terminal: int, ours: int) -> int:
     while True:
         os.tcsetpgrp(terminal, pid)
         # It may have been stopped for touching the terminal before that was its own.
-        _signal_group(pid, signal.SIGCONT)
+        signal_group(pid, signal.SIGCONT)
         _, status = os.waitpid(pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             return status
@@ -189,10 +190,10 @@ def _wait(process: subprocess.Popen[bytes], forwarder: _Forwarder, timeout_s: fl
         now = time.monotonic()
         if deadline and now >= deadline and asked_at is None:
             asked_at = now
-            _signal_group(process.pid, signal.SIGTERM)
+            signal_group(process.pid, signal.SIGTERM)
         since = asked_at or (forwarder.at if forwarder.first else None)
         if since and now - since > _GRACE_S:
-            _signal_group(process.pid, signal.SIGKILL)
+            signal_group(process.pid, signal.SIGKILL)
 
 
 def _start_readers(
@@ -208,7 +209,7 @@ def _start_readers(
                         on_line(stream, line.decode("utf-8", errors="replace").rstrip("\n"))
                 except BrokenPipeError as error:  # nobody reads on: end the child as SIGPIPE would
                     closed.append(error)
-                    _signal_group(process.pid, signal.SIGTERM)
+                    signal_group(process.pid, signal.SIGTERM)
                     return
 
     assert process.stdout
@@ -232,13 +233,13 @@ def _forwarding() -> Iterator[_Forwarder]:
 
 
 @contextlib.contextmanager
-def _reaping() -> Iterator[Callable[[int], None]]:
+def reaping() -> Iterator[Callable[[int], None]]:
     """Yield a function that ends a child's group and every process that came from it."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     _set_subreaper(True)
 
     def reap(group: int) -> None:
-        _signal_group(group, signal.SIGTERM)
+        signal_group(group, signal.SIGTERM)
         left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
         for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -261,7 +262,8 @@ def _set_subreaper(on: bool) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
-def _signal_group(group: int | None, number: int) -> None:
+def signal_group(group: int | None, number: int) -> None:
+    """Send a signal to a process group, if there still is one."""
     if group is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)

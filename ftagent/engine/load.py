@@ -31,7 +31,15 @@ from ftagent.engine.experts.stored import StoredRows, find_rows
 from ftagent.engine.machine.gpus import LEAST_CAPABILITY
 from ftagent.engine.machine.record_threads import ExpertSizes
 from ftagent.engine.models.config import ModelConfig
-from ftagent.engine.models.decoder import Decoder, Pools, build_weights, kv_shape, make_rope
+from ftagent.engine.models.decoder import (
+    Decoder,
+    Pools,
+    build_weights,
+    expert_shape,
+    kv_shape,
+    make_rope,
+    window_shape,
+)
 from ftagent.engine.models.gated_delta_net import state_shape
 from ftagent.engine.models.registry import model_config
 from ftagent.engine.models.sizes import parameters, widest
@@ -74,7 +82,7 @@ class Opened:
 
     @property
     def shape(self) -> ExpertShape:
-        return ExpertShape(self.config.hidden, self.config.expert_intermediate)
+        return expert_shape(self.config)
 
     @property
     def kv_shape(self) -> KvShape:
@@ -109,7 +117,7 @@ def open_model(
 ) -> Opened:
     """Check everything that can be checked before memory is taken. Raises as `load_runner` does."""
     config = model_config(directory)
-    device = choose_device(options.device, parameters(config))
+    device = _able(config, choose_device(options.device, parameters(config)), options.device)
     checkpoint = open_weights(directory)
     prefix = find_prefix(checkpoint)
     compute = dtype or (torch.float32 if _is_small(parameters(config)) else torch.bfloat16)
@@ -151,13 +159,21 @@ def choose_device(asked: str, weights: int) -> torch.device:
     return device
 
 
+def _able(config: ModelConfig, device: torch.device, asked: str) -> torch.device:
+    """`device`, or for `auto` the CPU where no other computes this family. Raises ConfigError."""
+    if device.type == "cpu" or config.cpu_only is None:
+        return device
+    wrong = f"{config.family} does not run on a GPU yet ({config.cpu_only})"
+    if asked != "auto":
+        raise ConfigError(f"device {asked!r} cannot be used: {wrong}; use --device cpu or auto")
+    log.warning("the model runs on the CPU: %s", wrong)
+    return torch.device("cpu")
+
+
 def model_sizes(opened: Opened, banks: tuple[ExpertFormat, ...]) -> ModelSizes:
     """What the planner needs to know; `banks` are the formats in which experts are held in host memory."""
     config, dtype, shape = opened.config, opened.dtype, opened.shape
     experts = len(opened.names) * config.experts
-    states = state_shape(config)
-    conv = states.layers * states.conv_columns * states.conv_channels
-    recurrent = states.layers * states.heads * states.key_dim * states.value_dim
     return ModelSizes(
         dense=(parameters(config) - experts * shape.weights()) * dtype.itemsize,
         experts=experts,
@@ -166,7 +182,7 @@ def model_sizes(opened: Opened, banks: tuple[ExpertFormat, ...]) -> ModelSizes:
         bank_bytes=sum(config.experts * row_bytes(shape, stored) for stored in banks),
         page_bytes=opened.kv_shape.page_bytes(dtype),
         page_tokens=PAGE_TOKENS,
-        state_bytes=4 * (conv + recurrent),
+        state_bytes=state_shape(config).slot_bytes + window_shape(config).slot_bytes(dtype),
         context=config.context,
         hidden=config.hidden,
         widest=widest(config),
@@ -227,10 +243,13 @@ def _check(
     if isinstance(checkpoint, FtwCheckpoint):
         checker.finish()
         return _stored(config, checkpoint)
-    names = tuple(find_names(checkpoint, prefix, layer, *config.moe_names) for layer in config.moe_layers)
+    block, parts, _, interleaved = config.moe_names
+    names = tuple(
+        find_names(checkpoint, prefix, layer, block, parts, interleaved=interleaved)
+        for layer in config.moe_layers
+    )
     for layer_names in names:
-        shape = ExpertShape(config.hidden, config.expert_intermediate)
-        check_experts(checker, layer_names, config.experts, shape)
+        check_experts(checker, layer_names, config.experts, expert_shape(config))
     checker.finish()
     return names, tuple(stored_format(checkpoint, layer_names, config.experts) for layer_names in names)
 
@@ -238,7 +257,7 @@ def _check(
 def _stored(
     config: ModelConfig, checkpoint: FtwCheckpoint
 ) -> tuple[tuple[StoredRows, ...], tuple[ExpertFormat, ...]]:
-    shape = ExpertShape(config.hidden, config.expert_intermediate)
+    shape = expert_shape(config)
     rows = tuple(find_rows(checkpoint, layer, config.experts, shape) for layer in config.moe_layers)
     return rows, tuple(stored.format for stored in rows)
 
@@ -251,7 +270,7 @@ def _build_cpu(opened: Opened) -> Runner:
     with filled_banks(opened, opened.formats) as banks:
         weights = build_weights(config, Reader(opened.checkpoint, opened.prefix, dtype, device))
     kv = PagePool(plan.pages, PAGE_TOKENS, sizes.page_bytes)
-    states = StatePool(options.max_running, state_shape(config), device)
+    states = StatePool(options.max_running, state_shape(config), device, window_shape(config), dtype)
     experts = _expert_pool(opened, plan, banks, sizes.shared) if banks else None
     pools = Pools(KvStorage(opened.kv_shape, plan.pages, dtype, device), states, experts)
     rope = make_rope(config, plan.context, device)
@@ -376,4 +395,5 @@ def _expert_pool(opened: Opened, plan: Plan, banks: list[ExpertBank], shared: bo
     heat = None
     if plan.slots < len(banks) * config.experts:
         heat = load_heat(heat_file(fingerprint(opened.checkpoint)), len(banks), config.experts)
-    return ExpertPool(banks, store, plan.mode, config.experts_per_token, opened.dtype, heat)
+    per_token, how = config.experts_per_token, config.swiglu
+    return ExpertPool(banks, store, plan.mode, per_token, opened.dtype, heat, how)

@@ -79,7 +79,8 @@ def _fill_turned(
 ) -> None:
     """The same from [H, 2I] and [I, H]."""
     pieces.reset()
-    records[:, :2].copy_(pieces.piece(names[0], part).t().unflatten(0, (-1, 2)))
+    sides = pieces.piece(names[0], part).t()
+    records[:, :2].copy_(sides.reshape(len(records), 2, -1))
     pieces.reset()
     records[:, 2].copy_(pieces.piece(names[1], part))
 

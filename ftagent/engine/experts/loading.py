@@ -1,8 +1,9 @@
 """Where a checkpoint keeps its routed experts, and how one of them gets into its row of a bank.
 
-Two layouts (Qwen3 MoE and Qwen3.5 MoE releases): stacked, `mlp.experts.gate_up_proj` [E, 2I, H] with gate
-rows first and `mlp.experts.down_proj` [E, H, I]; or one matrix each,
-`mlp.experts.N.{gate,up,down}_proj.weight` (Mixtral: `block_sparse_moe.experts.N.{w1,w3,w2}.weight`).
+Two layouts here (Qwen3 MoE and Qwen3.5 MoE releases): stacked, `mlp.experts.gate_up_proj` [E, 2I, H] with
+gate rows first and `mlp.experts.down_proj` [E, H, I]; or one matrix each,
+`mlp.experts.N.{gate,up,down}_proj.weight` (Mixtral: `block_sparse_moe.experts.N.{w1,w3,w2}.weight`). That of
+gpt-oss is in `interleaved`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import NamedTuple
 import torch
 
 from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape, QuantisedRow
+from ftagent.engine.experts.interleaved import check_interleaved, fill_interleaved
 from ftagent.engine.kernels.experts import write_down
-from ftagent.engine.weights.formats import FP8, dequantise
+from ftagent.engine.weights.formats import FP8, MXFP4, dequantise
 from ftagent.engine.weights.safetensors import Checkpoint
 from ftagent.engine.weights.source import Checker, scale_name
 from ftagent.errors import LoadFailed
@@ -23,28 +25,46 @@ PARTS: Parts = ("gate_proj", "up_proj", "down_proj")
 
 
 class ExpertNames(NamedTuple):
-    """Full names of one layer's expert tensors, in either layout."""
+    """Full names of one layer's expert tensors, in any layout; `packed`: interleaved ones in MXFP4."""
 
     stem: str  # "model.layers.3.mlp.experts"
     stacked: bool
     parts: Parts = PARTS
+    interleaved: bool = False
+    packed: bool = False
 
     def matrices(self, expert: int) -> tuple[str, ...]:
+        if self.packed:
+            return f"{self.stem}.gate_up_proj_blocks", f"{self.stem}.down_proj_blocks"
         if self.stacked:
             return f"{self.stem}.gate_up_proj", f"{self.stem}.down_proj"
         return tuple(f"{self.stem}.{expert}.{part}.weight" for part in self.parts)
 
 
 def find_names(
-    checkpoint: Checkpoint, prefix: str, layer: int, block: str = "mlp.", parts: Parts = PARTS
+    checkpoint: Checkpoint,
+    prefix: str,
+    layer: int,
+    block: str = "mlp.",
+    parts: Parts = PARTS,
+    *,
+    interleaved: bool = False,
 ) -> ExpertNames:
-    """Which layout a layer has; `block` and `parts` are the names that its family uses."""
+    """Which layout a layer has; `block` and `parts` are the names that its family uses, and `interleaved`
+    says that it keeps experts as gpt-oss does.
+    """
     stem = f"{prefix}layers.{layer}.{block}experts"
+    if interleaved:
+        packed = f"{stem}.gate_up_proj_blocks" in checkpoint
+        return ExpertNames(stem, stacked=True, interleaved=True, packed=packed)
     return ExpertNames(stem, stacked=f"{stem}.gate_up_proj" in checkpoint, parts=parts)
 
 
 def check_experts(checker: Checker, names: ExpertNames, experts: int, shape: ExpertShape) -> None:
     """Note every missing or misshapen expert tensor of a layer."""
+    if names.interleaved:
+        check_interleaved(checker, names, experts, shape)
+        return
     hidden, inner = shape.hidden, shape.intermediate
     if names.stacked:
         gate_up, down = names.matrices(0)
@@ -60,6 +80,8 @@ def check_experts(checker: Checker, names: ExpertNames, experts: int, shape: Exp
 
 def stored_format(checkpoint: Checkpoint, names: ExpertNames, experts: int) -> ExpertFormat:
     """The one format of a layer's experts. Raises LoadFailed when they differ."""
+    if names.packed:
+        return ExpertFormat(MXFP4)
     dtypes = {
         checkpoint.dtype(name)
         for expert in (range(1) if names.stacked else range(experts))
@@ -77,6 +99,9 @@ def fill_expert(pieces: PieceReader, names: ExpertNames, bank: ExpertBank, exper
     """Bring one expert from the checkpoint's files into its row. Safe from several threads, each with its own
     `pieces`.
     """
+    if names.interleaved:
+        fill_interleaved(pieces, names, bank, expert)
+        return
     part = (expert, bank.experts) if names.stacked else (0, 1)
     pieces.reset()
     if bank.quantised:

@@ -9,9 +9,10 @@ from math import log
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ftagent.engine.kernels.swiglu import Swiglu
 from ftagent.errors import LoadFailed
 
-LayerKind = Literal["full_attention", "linear_attention"]
+LayerKind = Literal["full_attention", "sliding_attention", "linear_attention"]
 ROPE_KINDS = ("default", "mrope", "linear", "llama3", "yarn")
 
 
@@ -66,10 +67,14 @@ QueryKeyNorm = Literal["none", "head", "projection"]
 
 
 class MoeNames(NamedTuple):
-    """Where a family keeps a MoE layer, below "layers.N.", and the names of an expert's gate, up and down."""
+    """Where a family keeps a MoE layer, below "layers.N.", the names of an expert's gate, up and down, and
+    that of the router; `interleaved`: experts lie as `experts.interleaved` says.
+    """
 
     block: str = "mlp."
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +106,26 @@ class ModelConfig:
     query_key_norm: QueryKeyNorm = "head"  # of each head, of all heads together, or not at all
     qkv_bias: bool = False
     out_bias: bool = False  # of attention's output projection
+    window: int = 0  # tokens that one of a sliding layer sees, itself included
+    sinks: bool = False  # each attention head has one score more, without a value
     moe_names: MoeNames = MoeNames()  # noqa: RUF009 - a tuple
+    biased_moe: bool = False  # router and experts
+    swiglu: Swiglu = Swiglu()  # noqa: RUF009 - a tuple; of routed experts
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
         return tuple(layer for layer in range(len(self.layers)) if layer not in self.dense_layers)
+
+    @property
+    def cpu_only(self) -> str | None:
+        """What of this model the kernels of a GPU do not compute; None when there is nothing of the kind."""
+        reasons = {
+            "attention within a window": "sliding_attention" in self.layers,
+            "attention sinks": self.sinks,
+            "experts with biases or clamps": self.biased_moe or self.swiglu != Swiglu(),
+        }
+        found = [name for name, given in reasons.items() if given]
+        return ", ".join(found) or None
 
 
 class ConfigFile:
@@ -227,6 +247,7 @@ class ConfigFile:
             return default
         known: dict[str, LayerKind] = {
             "full_attention": "full_attention",
+            "sliding_attention": "sliding_attention",
             "linear_attention": "linear_attention",
         }
         if (

@@ -14,12 +14,14 @@ import torch.nn.functional as F
 
 from ftagent.engine.context.pages import KvShape, KvStorage
 from ftagent.engine.context.recurrent import StatePool
+from ftagent.engine.context.windows import WindowShape
+from ftagent.engine.experts.bank import ExpertShape
 from ftagent.engine.experts.routed import RoutedExperts
 from ftagent.engine.kernels.linear import vector_products
 from ftagent.engine.models.batch import Batch, make_batch
 from ftagent.engine.models.config import ModelConfig
 from ftagent.engine.models.gated_delta_net import GatedDeltaNet
-from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope, norm_weight
+from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope, WindowAttention, norm_weight
 from ftagent.engine.weights.source import Source
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Block:
     """One layer: norm, mixer, add; norm, MLP, add."""
 
     mixer_norm: RmsNorm
-    mixer: Attention | GatedDeltaNet
+    mixer: Attention | WindowAttention | GatedDeltaNet
     mlp_norm: RmsNorm
     mlp: Mlp | Moe
 
@@ -56,8 +58,21 @@ class Pools:
 
 
 def kv_shape(config: ModelConfig) -> KvShape:
-    """What a token leaves in the KV pages of this model: keys and values of every attention layer."""
+    """What a token leaves in the KV pages of this model: keys and values of every layer that sees
+    all of them.
+    """
     return KvShape(config.layers.count("full_attention"), 2 * config.kv_heads, config.head_dim)
+
+
+def window_shape(config: ModelConfig) -> WindowShape:
+    """What a slot keeps of the last tokens of this model: keys and values of every window layer."""
+    layers = config.layers.count("sliding_attention")
+    return WindowShape(layers, 2 * config.kv_heads, config.head_dim, config.window if layers else 0)
+
+
+def expert_shape(config: ModelConfig) -> ExpertShape:
+    """Sizes of a routed expert."""
+    return ExpertShape(config.hidden, config.expert_intermediate, config.biased_moe)
 
 
 def make_rope(config: ModelConfig, context: int, device: torch.device) -> Rope:
@@ -84,10 +99,12 @@ def _block(config: ModelConfig, source: Source, layer: int) -> Block:
     prefix = f"layers.{layer}."
     kind = config.layers[layer]
     ordinal = config.layers[:layer].count(kind)  # index of the layer among its kind: its place in the pool
-    mixer: Attention | GatedDeltaNet
+    mixer: Attention | WindowAttention | GatedDeltaNet
     if kind == "linear_attention":
         assert config.linear is not None, "a family with linear layers gives their shape"
         mixer = GatedDeltaNet(config.linear, config, source, prefix + "linear_attn.", ordinal)
+    elif kind == "sliding_attention":
+        mixer = WindowAttention(config, source, prefix + "self_attn.", ordinal)
     else:
         mixer = Attention(config, source, prefix + "self_attn.", ordinal)
     mlp: Mlp | Moe
@@ -144,6 +161,8 @@ class Decoder:
     ) -> torch.Tensor:
         if isinstance(block.mixer, GatedDeltaNet):
             return block.mixer(x, batch, self.pools.states)
+        if isinstance(block.mixer, WindowAttention):
+            return block.mixer(x, batch, self.pools.states.windows, self.rope, turn)
         return block.mixer(x, batch, self.pools.kv, self.rope, turn)
 
     def _feed(self, block: Block, x: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -6,11 +6,15 @@ hidden]. Norms and softmax run in float32, products in the compute dtype.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
 import torch
 
 from ftagent.engine.context.pages import KvStorage
+from ftagent.engine.context.windows import WindowRings
 from ftagent.engine.experts.routed import RoutedExperts
-from ftagent.engine.kernels.attention import attend_all, attend_causal, join
+from ftagent.engine.kernels.attention import attend_all, attend_causal, attend_window, join
 from ftagent.engine.kernels.experts import gated
 from ftagent.engine.kernels.linear import project
 from ftagent.engine.models.batch import Batch
@@ -105,9 +109,12 @@ def query_key_norm(config: ModelConfig, source: Source, prefix: str) -> RmsNorm 
     return RmsNorm(torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1))), config.eps)
 
 
-class Attention:
-    """Grouped-query attention; norms of queries and keys, biases, and a sigmoid gate where the family has
-    them.
+Memory = TypeVar("Memory", KvStorage, WindowRings)
+
+
+class GroupedAttention(ABC, Generic[Memory]):
+    """Grouped-query attention over keys and values in `Memory`, of which this is layer `kv_layer`; norms of
+    queries and keys, biases, sinks, and a sigmoid gate where the family has them.
     """
 
     def __init__(self, config: ModelConfig, source: Source, prefix: str, kv_layer: int) -> None:
@@ -131,12 +138,13 @@ class Attention:
             self.into_bias = torch.cat(tuple(biases))
         if config.out_bias:
             self.out_bias = source.dense(prefix + "o_proj.bias", hidden)
+        self.sinks = source.dense(prefix + "sinks", heads, dtype=torch.float32) if config.sinks else None
 
     def __call__(
         self,
         x: torch.Tensor,
         batch: Batch,
-        kv: KvStorage,
+        memory: Memory,
         rope: Rope,
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
@@ -152,21 +160,34 @@ class Attention:
         keys_values = torch.cat((query_key[:, heads:], per_head[:, heads + kv_heads :]), dim=1).transpose(
             0, 1
         )
-        kv.write(self.kv_layer, batch.places, keys_values)
-        out = self._attend(query, keys_values, batch, kv).reshape(rows, -1)
+        out = self._attend(query, keys_values, batch, memory).reshape(rows, -1)
         if self.gated:
             out = out * torch.sigmoid(flat[:, width:])
         return _add(project(out, self.out, batch.decode), self.out_bias)
 
+    @abstractmethod
     def _attend(
-        self, query: torch.Tensor, keys_values: torch.Tensor, batch: Batch, kv: KvStorage
+        self, query: torch.Tensor, keys_values: torch.Tensor, batch: Batch, memory: Memory
     ) -> torch.Tensor:
-        """query [rows, heads, d], keys_values [2 * kv_heads, rows, d] to [rows, heads, d]."""
+        """query [rows, heads, d], keys_values [2 * kv_heads, rows, d] to [rows, heads, d]; the new keys and
+        values are stored.
+        """
+        ...
+
+
+class Attention(GroupedAttention[KvStorage]):
+    """Every token sees all before it."""
+
+    def _attend(
+        self, query: torch.Tensor, keys_values: torch.Tensor, batch: Batch, memory: KvStorage
+    ) -> torch.Tensor:
+        kv = memory
+        kv.write(self.kv_layer, batch.places, keys_values)
         done: list[torch.Tensor] = []
         for row, segments in enumerate(batch.decode_pasts):
             one = query[row].unsqueeze(1)
             parts = [attend_all(one, *kv.read_pairs(self.kv_layer, runs), self.scale) for runs in segments]
-            done.append(join(parts).transpose(0, 1))
+            done.append(join(parts, self.sinks).transpose(0, 1))
         for span in batch.spans:
             rows = slice(span.begin, span.end)
             own = query[rows].transpose(0, 1)
@@ -174,7 +195,30 @@ class Attention:
             parts = [attend_causal(own, key, value, self.scale)]
             if span.past:
                 parts.append(attend_all(own, *kv.read_pairs(self.kv_layer, span.past), self.scale))
-            done.append(join(parts).transpose(0, 1))
+            done.append(join(parts, self.sinks).transpose(0, 1))
+        return done[0] if len(done) == 1 else torch.cat(done)
+
+
+class WindowAttention(GroupedAttention[WindowRings]):
+    """Every token sees those within the window, itself included; what lies before it is not kept."""
+
+    def _attend(
+        self, query: torch.Tensor, keys_values: torch.Tensor, batch: Batch, memory: WindowRings
+    ) -> torch.Tensor:
+        layer, rings = self.kv_layer, memory
+        done: list[torch.Tensor] = []
+        for row, (slot, position) in enumerate(zip(batch.decode_slots, batch.decode_starts, strict=True)):
+            rings.write(layer, slot, position, keys_values[:, row : row + 1])
+            key, value = rings.seen(layer, slot, position).chunk(2)
+            part = attend_all(query[row].unsqueeze(1), key, value, self.scale)
+            done.append(join([part], self.sinks).transpose(0, 1))
+        for span in batch.spans:
+            new = keys_values[:, span.begin : span.end]
+            key, value = torch.cat((rings.tail(layer, span.slot, span.start), new), dim=1).chunk(2)
+            own = query[span.begin : span.end].transpose(0, 1)
+            part = attend_window(own, key, value, rings.shape.window, self.scale)
+            done.append(join([part], self.sinks).transpose(0, 1))
+            rings.write(layer, span.slot, span.start, new)
         return done[0] if len(done) == 1 else torch.cat(done)
 
 
@@ -214,7 +258,9 @@ class Moe:
         self.renormalise = config.renormalise
         self.moe_layer = moe_layer
         self.shared = inner
-        parts = [(prefix + "gate.weight", config.experts)]
+        router = prefix + config.moe_names.router
+        parts = [(router + ".weight", config.experts)]
+        self.bias = source.dense(router + ".bias", config.experts) if config.biased_moe else None
         if inner:
             shared = prefix + "shared_expert."
             parts += [(shared + "gate_proj.weight", inner), (shared + "up_proj.weight", inner)]
@@ -226,7 +272,7 @@ class Moe:
 
     def __call__(self, x: torch.Tensor, batch: Batch, pool: RoutedExperts) -> torch.Tensor:
         flat = project(x, self.into, batch.decode)
-        weights, chosen = self.route(flat[:, : self.experts])
+        weights, chosen = self.route(_add(flat[:, : self.experts], self.bias))
         out = pool.forward(self.moe_layer, x, chosen, weights.to(x.dtype), batch.decode)
         if self.shared:
             inner = gated(flat[:, self.experts : self.experts + 2 * self.shared])

@@ -44,6 +44,7 @@ def _normed(norm: RmsNorm, x: torch.Tensor) -> torch.Tensor:
 def _mix(block: Block, x: torch.Tensor, batch: Batch, rope: Rope, pools: Pools) -> torch.Tensor:
     if isinstance(block.mixer, GatedDeltaNet):
         return mix_delta(block.mixer, x, batch, pools.states)
+    assert isinstance(block.mixer, Attention), "families with window layers run on the CPU"
     return mix_attention(block.mixer, x, batch, pools.kv, rope)
 
 

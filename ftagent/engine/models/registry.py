@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ftagent.engine.models import llama, mixtral, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
+from ftagent.engine.models import gpt_oss, llama, mixtral, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
 from ftagent.engine.models.config import ModelConfig, read_config
 from ftagent.errors import LoadFailed
 
-FAMILIES = (qwen3_moe, qwen3_5_moe, qwen3_next, qwen3, llama, mixtral)
+FAMILIES = (qwen3_moe, qwen3_5_moe, qwen3_next, qwen3, llama, mixtral, gpt_oss)
 
 
 def model_config(directory: Path) -> ModelConfig:
@@ -37,6 +37,8 @@ def _consistent(path: Path, config: ModelConfig) -> ModelConfig:
     rotary = config.rotary.size
     if rotary % 2 or rotary > config.head_dim:
         raise LoadFailed(f"{path}: a rotary size of {rotary} does not fit heads of {config.head_dim}")
+    if "sliding_attention" in config.layers and not config.window:
+        raise LoadFailed(f"{path}: layers of {config.family} with sliding_attention are not supported")
     if linear and linear.value_heads % linear.key_heads:
         raise LoadFailed(
             f"{path}: {linear.value_heads} linear value heads do not divide into {linear.key_heads} key heads"

@@ -65,12 +65,12 @@ def together(
     return tokens, logits
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss"])
 @pytest.mark.parametrize("seed", range(3))
 def test_four_requests_together_give_the_bits_they_give_alone(family: str, seed: int, tmp_path: Path) -> None:
-    changes = {
-        key: value for key, value in EVEN.items() if family == "qwen3_5_moe" or not key.startswith(("l", "s"))
-    }
+    changes = {"intermediate_size": 32} if family == "gpt_oss" else EVEN
+    if family == "qwen3_moe":
+        changes = {key: value for key, value in EVEN.items() if not key.startswith(("l", "s"))}
     oracle = Oracle(family, tmp_path, seed, changes)
     runner = load_runner(tmp_path, EngineOptions())
     generator = random.Random(seed)
@@ -88,9 +88,10 @@ def test_four_requests_together_give_the_bits_they_give_alone(family: str, seed:
     runner.experts.check_integrity()
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss"])
 def test_odd_sizes_give_the_same_tokens_and_nearly_the_same_logits(family: str, tmp_path: Path) -> None:
-    oracle = Oracle(family, tmp_path, 5, {"moe_intermediate_size": 17, "initializer_range": 0.1})
+    inner = "intermediate_size" if family == "gpt_oss" else "moe_intermediate_size"
+    oracle = Oracle(family, tmp_path, 5, {inner: 17, "initializer_range": 0.1})
     runner = load_runner(tmp_path, EngineOptions())
     prompts = [oracle.tokens(30 + 17 * i, i) for i in range(4)]
     tokens, logits = together(runner, prompts, [[11], [], [20, 21], [64]], 12, 0)

@@ -40,6 +40,13 @@ MIXTRAL: dict[str, Any] = {
     "head_dim": 16,
     "sliding_window": None,
 }
+GPT_OSS = {
+    **{key: value for key, value in SMALL.items() if not key.startswith(("num_experts", "moe"))},
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 24,
+    "sliding_window": 16,
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", SMALL),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**SMALL, **LINEAR}),
@@ -47,6 +54,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", DENSE),
     "llama": ("LlamaConfig", "LlamaForCausalLM", DENSE),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", MIXTRAL),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", GPT_OSS),
 }
 
 
@@ -63,7 +71,7 @@ class Oracle:
         self.model: Any = getattr(transformers, model_name)(config).eval().float()
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                if "norm" in name or "dt_bias" in name:
+                if "norm" in name or "bias" in name or "sinks" in name:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         self.model.save_pretrained(directory)
         self.directory = directory

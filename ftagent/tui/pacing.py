@@ -18,16 +18,23 @@ LONGEST_S = 0.6
 class Pacer:
     """Gives the pause before the next redraw, so that the calling thread uses about `share` of a core.
 
-    `cpu` returns the seconds of processor time that the drawing thread has used.
+    `between` are the shortest and the longest pause in seconds. `cpu` returns the seconds of processor time
+    that the drawing thread has used.
     """
 
-    def __init__(self, share: float = SHARE, cpu: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self,
+        share: float = SHARE,
+        cpu: Callable[[], float] = time.thread_time,
+        between: tuple[float, float] = (SHORTEST_S, LONGEST_S),
+    ) -> None:
         self._share = share
         self._cpu = cpu
+        self._shortest_s, self._longest_s = between
         self._last = cpu()
 
     def pause_s(self) -> float:
         """Seconds to wait from now, given what was used since the call before."""
         now = self._cpu()
         used, self._last = now - self._last, now
-        return min(max(used / self._share, SHORTEST_S), LONGEST_S)
+        return min(max(used / self._share, self._shortest_s), self._longest_s)

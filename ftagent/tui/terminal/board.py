@@ -112,11 +112,11 @@ class BoardEmulator:
         self._history: deque[Line] = deque(maxlen=HISTORY_ROWS)
         self._happenings: deque[Happening] = deque(maxlen=_HAPPENINGS)
         self._titled = False
-        self._palette_seen = -1
+        self._styles_of: tuple[int, bool] | None = None
         self._standard = tuple(self._board.palette.colors)
         self._styles: dict[Style, CellStyle] = {}
         self._seen = 0
-        self._drawn: tuple[object, int] | None = None  # screen and palette at the last `changed`
+        self._drawn: object = None  # screen and colours at the last `changed`
         # On from the start: without it a combining character would take a cell of its own.
         self._board.modes.set_mode(2027, True, private=True)
         correct(self._board)
@@ -186,7 +186,6 @@ class BoardEmulator:
             alternate_screen=board.blitter.in_alt_screen,
             alternate_scroll=modes.alternate_scroll_mode,
             synchronised=modes.synchronized_output,
-            reverse_screen=modes.reverse_screen,
         )
 
     @property
@@ -212,16 +211,16 @@ class BoardEmulator:
         self._history.extend(resize(self._board, columns, rows))
         self._drawn = None
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int, mark: int | None = None) -> Row:
         if index >= 0:
-            return self._runs(self._board.display.page.grid[index])
-        return self._runs(self._history[index].cells)
+            return self._runs(self._board.display.page.grid[index], mark)
+        return self._runs(self._history[index].cells, mark)
 
     def changed(self) -> frozenset[int]:
-        page, palette = self._board.display.page, self._board.palette.generation
-        anew = (page, palette) != self._drawn
+        page, colours = self._board.display.page, self._colours
+        anew = (page, colours) != self._drawn
         rows = range(page.height) if anew else page.dirty_rows(self._seen)
-        self._drawn, self._seen = (page, palette), page.observe()
+        self._drawn, self._seen = (page, colours), page.observe()
         return frozenset(rows)
 
     def replies(self) -> bytes:
@@ -233,26 +232,34 @@ class BoardEmulator:
         self._happenings.clear()
         return gathered
 
-    def _runs(self, cells: Sequence[Cell]) -> Row:
+    def _runs(self, cells: Sequence[Cell], mark: int | None) -> Row:
         runs: list[Run] = []
-        style, text, start = None, "", 0
+        style, text, start = cells[0][0], "", 0
+        marks = (mark, _end_of(cells, mark)) if mark is not None else ()
         for column, (cell_style, character) in enumerate(cells):
-            if cell_style is not style and cell_style != style:
-                if style is not None:
+            if (cell_style is not style and cell_style != style) or column in marks:
+                if column > start:
                     runs.append(Run(text, self._style(style), column - start))
                 style, text, start = cell_style, "", column
             text += character
         runs.append(Run(text, self._style(style), len(cells) - start))
         return tuple(runs)
 
+    @property
+    def _colours(self) -> tuple[int, bool]:
+        """What changes the look of all cells: how often the palette changed, and whether all is reversed."""
+        return self._board.palette.generation, self._board.modes.reverse_screen
+
     def _style(self, style: Style) -> CellStyle:
-        palette = self._board.palette
-        if palette.generation != self._palette_seen or len(self._styles) > _STYLES:
+        if self._colours != self._styles_of or len(self._styles) > _STYLES:
             self._styles.clear()
-            self._palette_seen = palette.generation
+            self._styles_of = self._colours
         found = self._styles.get(style)
         if found is None:
-            found = self._styles[style] = _converted(style, palette.colors, self._standard)
+            found = _converted(style, self._board.palette.colors, self._standard)
+            if self._board.modes.reverse_screen:
+                found = found._replace(reverse=not found.reverse)
+            self._styles[style] = found
         return found
 
     # What the library would do in another way.
@@ -291,6 +298,12 @@ class BoardEmulator:
 
 def _ignore(operation: Operation) -> None:
     pass
+
+
+def _end_of(cells: Sequence[Cell], column: int) -> int:
+    """The column behind the character at `column`: an empty cell is the second half of a wide one."""
+    end = column + 1
+    return end + 1 if end < len(cells) and cells[end][1] == "" else end
 
 
 def _converted(style: Style, palette: Sequence[Colour], standard: Sequence[Colour]) -> CellStyle:

@@ -67,7 +67,6 @@ class Modes:
     alternate_screen: bool = False
     alternate_scroll: bool = False  # the wheel as arrows while on the alternate screen
     synchronised: bool = False  # a frame is being written: do not draw yet
-    reverse_screen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +130,11 @@ class Emulator(Protocol):
         """Take another size. Raises ValueError for one below 1 x 1."""
         ...
 
-    def row(self, index: int) -> Row:
-        """A row of the screen from the top; -1 is the row that scrolled off last, as far as `history`."""
+    def row(self, index: int, mark: int | None = None) -> Row:
+        """A row of the screen from the top; -1 is the row that scrolled off last, as far as `history`.
+
+        The character at column `mark` gets a run of its own.
+        """
         ...
 
     def changed(self) -> frozenset[int]:

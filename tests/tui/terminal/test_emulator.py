@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -204,6 +205,26 @@ def test_a_redefined_colour_is_drawn_as_what_it_is() -> None:
     assert emulator.row(0)[0].style.foreground == (0x12, 0x34, 0x56)
 
 
+def test_a_reversed_screen_is_drawn_reversed() -> None:
+    emulator = BoardEmulator(10, 1)
+    emulator.feed(b"a\x1b[7mb")
+    emulator.changed()
+    emulator.feed(b"\x1b[?5h")
+    assert emulator.changed() == {0}
+    assert [run.style.reverse for run in emulator.row(0)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("mark", "texts"), [(0, ["日", "本x  "]), (2, ["日", "本", "x  "]), (6, ["日本x ", " "])]
+)
+def test_the_marked_character_has_a_run_of_its_own(mark: int, texts: list[str]) -> None:
+    emulator = BoardEmulator(7, 1)
+    emulator.feed("日本x".encode())
+    row = emulator.row(0, mark)
+    assert [run.text for run in row] == texts
+    assert sum(run.columns for run in row) == 7
+
+
 def test_rows_that_scroll_off_are_kept() -> None:
     emulator = BoardEmulator(10, 2)
     emulator.feed(b"one\r\ntwo\r\nthree\r\nfour")
@@ -252,7 +273,9 @@ def test_no_bytes_break_it(chunks: list[bytes]) -> None:
     for chunk in chunks:
         emulator.feed(chunk)
     for index in range(5):
-        assert sum(run.columns for run in emulator.row(index)) == 20
+        row = emulator.row(index)
+        assert sum(run.columns for run in row) == 20
+        assert not any(unicodedata.category(character) == "Cc" for run in row for character in run.text)
     cursor = emulator.cursor
     assert cursor is None or (cursor.column < 20 and cursor.row < 5)
 

@@ -1,4 +1,4 @@
-"""Keys, pastes, mouse and focus: the table of keys in both protocols, and another implementation as oracle."""
+"""Keys, pastes, mouse and focus: the table of keys in both protocols, and a second implementation."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "chat": ("ftagent.commands.chat", "Talk to the model: a screen, or one answer with -p."),
     "run": ("ftagent.commands.run", "Run a coding agent on the model."),
     "serve": ("ftagent.commands.serve", "Serve the model over HTTP: Anthropic and OpenAI protocols."),
+    "convert": ("ftagent.commands.convert", "Convert a model to FTW, the format that loads fastest."),
     "doctor": ("ftagent.commands.doctor", "Check what this machine can do."),
     "bench": ("ftagent.commands.bench", "Measure bandwidths, decode and prefill speed."),
     "config": ("ftagent.commands.config", "Show and check the settings."),

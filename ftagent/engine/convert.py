@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -138,8 +138,8 @@ def convert(
         writer.open()
         stack.callback(writer.close)
         stack.callback(found.opened.checkpoint.close)
-        resumed = sum(tensor.bytes for tensor in plan.tensors if tensor.name in journal.done)
-        _write(found, plan, writer, journal, _Meter("writing", writer.bytes, progress), threads)
+        resumed = _sum(tensor for tensor in plan.tensors if tensor.name in journal.done)
+        _write(found, plan, writer, journal, _Meter("writing", _sum(plan.tensors), progress), threads)
         writer.finish(journal.done)
         if _state(found.opened) != state:
             raise ConvertFailed(f"{source}: changed while it was converted; start over with --restart")
@@ -168,7 +168,7 @@ def check(directory: Path, threads: int = THREADS, progress: Progress | None = N
 
 def check_set(found: FtwSet, threads: int, progress: Progress | None = None) -> None:
     """As `check`, for a set that is open."""
-    meter = _Meter("checking", sum(tensor.bytes for tensor in found.tensors), progress)
+    meter = _Meter("checking", _sum(found.tensors), progress)
     checkpoint, local = FtwCheckpoint(found), threading.local()
 
     def read(tensor: FtwTensor, chunk: int) -> None:
@@ -281,7 +281,7 @@ def _write(
         return found
 
     left = [tensor for tensor in plan.tensors if tensor.name not in journal.done]
-    meter.add(sum(tensor.bytes for tensor in plan.tensors) - sum(tensor.bytes for tensor in left))
+    meter.add(_sum(plan.tensors) - _sum(left))
     with torch.inference_mode(), _workers(threads) as pool:
         for group in _groups(left):
             jobs = {
@@ -329,11 +329,15 @@ def _groups(tensors: Sequence[FtwTensor]) -> Iterator[list[FtwTensor]]:
     group: list[FtwTensor] = []
     for tensor in tensors:
         group.append(tensor)
-        if sum(item.bytes for item in group) >= GROUP_BYTES:
+        if _sum(group) >= GROUP_BYTES:
             yield group
             group = []
     if group:
         yield group
+
+
+def _sum(tensors: Iterable[FtwTensor]) -> int:
+    return sum(tensor.bytes for tensor in tensors)
 
 
 @contextmanager

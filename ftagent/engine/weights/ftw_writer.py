@@ -26,7 +26,8 @@ from ftagent.engine.weights.ftw import (
     set_digest,
     shard_name,
 )
-from ftagent.errors import ConfigError, ConvertFailed
+from ftagent.engine.weights.headers import parse_object
+from ftagent.errors import ConfigError, ConvertFailed, LoadFailed
 
 JOURNAL = "ftw-conversion.journal"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -130,11 +131,10 @@ class Journal:
             self._file.flush()
             return
         try:
-            found = json.loads(lines[0])
-            for line in lines[1:]:
-                item = json.loads(line)
-                self.done[item["tensor"]] = item["sha256"]
-        except (ValueError, KeyError, TypeError) as error:
+            found, *items = [parse_object(self.path, line) for line in lines]
+            for item in items:
+                self.done[item["tensor"]] = [str(digest) for digest in item["sha256"]]
+        except (LoadFailed, KeyError, TypeError) as error:
             raise ConvertFailed(f"{self.path}: damaged ({error}); start over with --restart") from error
         self._compare(found, head)
 

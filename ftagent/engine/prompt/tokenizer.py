@@ -30,6 +30,9 @@ from ftagent.engine.prompt.bpe_import import (
 )
 from ftagent.errors import LoadFailed
 
+# Harmony, the form of gpt-oss, ends a reply either way: with an answer, or with a call to a tool. Only
+# generation_config.json names both.
+_ALSO_ENDS = {"<|return|>": "<|call|>"}
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -52,7 +55,8 @@ class Tokenizer:
         self.added_tokens: Mapping[str, int] = MappingProxyType(dict(vocabulary.added))
         self.named_tokens: Mapping[str, str] = MappingProxyType(dict(named_tokens or {}))
         named_eos = self.named_tokens.get("eos_token", "")
-        found = {self.added_tokens[named_eos]} if named_eos in self.added_tokens else set()
+        ends = (named_eos, _ALSO_ENDS.get(named_eos, ""))
+        found = {self.added_tokens[text] for text in ends if text in self.added_tokens}
         self.eos_ids: tuple[int, ...] = tuple(sorted(found | set(eos_ids)))
         self._added_ids = frozenset(self.added_tokens.values())
         self._added_search = added_token_search(self.added_tokens)

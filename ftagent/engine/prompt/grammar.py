@@ -16,9 +16,16 @@ import numpy as np
 
 from ftagent.conversation import Conversation, ToolSpec
 from ftagent.engine.prompt.form_registry import ReplyForm, form_table
-from ftagent.engine.prompt.forms import FormTable
+from ftagent.engine.prompt.forms import FormTable, Spelling
 from ftagent.engine.prompt.matchers import GrammarError, Mask, Running, Vocabulary, compiler_for
-from ftagent.engine.prompt.reply_grammars import Calls, Thinking, start_call, start_calls, start_structured
+from ftagent.engine.prompt.reply_grammars import (
+    Calls,
+    Thinking,
+    start_call,
+    start_calls,
+    start_structured,
+    start_words,
+)
 from ftagent.errors import BadRequest
 
 log = logging.getLogger(__name__)
@@ -72,29 +79,41 @@ def constraint_for(
     """What this reply must keep to; None when it is free.
 
     Tool choice `required` and `named` are always enforced (one call exactly when calls may not be parallel),
-    `none` bars the opening marker where it is one token. `json_schema` (as text) binds the content. `auto`:
+    `none` bars the marker of calls where it is one token. `json_schema` (as text) binds the content. `auto`:
     the model writes freely, but a call that it opens must be a valid call.
     Raises BadRequest, naming the field, for a choice or a schema that cannot be enforced.
     """
     table = form_table(form)
-    choice = conversation.tool_choice
+    choice, spelling = conversation.tool_choice, table.spelling
     calls = None
-    if table.spelling is not None and conversation.tools:
-        calls = Calls(table.spelling, conversation.tools, choice.parallel)
-    thinking = Thinking(thinking_open, may_open=not thinking_open and conversation.thinking is not False)
+    if spelling is not None and conversation.tools:
+        calls = Calls(table, conversation.tools, choice.parallel)
+    may_open = not thinking_open and conversation.thinking is not False
+    thinking = Thinking(thinking_open, may_open, table.thoughts)
     if choice.mode in ("required", "named"):
-        if table.spelling is None:
+        if spelling is None:
             raise BadRequest("this model's chat template knows no tool calls", field="tool_choice")
-        wanted = Calls(table.spelling, _chosen(conversation), choice.parallel)
+        wanted = Calls(table, _chosen(conversation), choice.parallel)
         return _required(tokenizer, thinking, wanted)
     if json_schema is not None:
         schema = _parse_schema(json_schema)
         allowed = calls if choice.mode == "auto" else None
-        return InGrammar(start_structured(compiler_for(tokenizer), thinking, allowed, schema))
-    if calls is not None and choice.mode == "none":
-        opener = tokenizer.added_tokens.get(calls.spelling.opens)
-        return None if opener is None else NoCall(tokenizer.encoding.n_vocab, opener)
-    return FreeUntilCall(tokenizer, thinking_open, calls) if calls is not None and auto else None
+        return InGrammar(start_structured(compiler_for(tokenizer), table, thinking, allowed, schema))
+    if calls is None or spelling is None:
+        return None
+    if choice.mode == "none":
+        return _without_calls(tokenizer, table, spelling, thinking)
+    return FreeUntilCall(tokenizer, thinking_open, calls) if auto and len(spelling.opens) > 1 else None
+
+
+def _without_calls(
+    tokenizer: Vocabulary, table: FormTable, spelling: Spelling, thinking: Thinking
+) -> Constraint | None:
+    if spelling.bars in tokenizer.added_tokens:
+        return NoCall(tokenizer.encoding.n_vocab, tokenizer.added_tokens[spelling.bars])
+    if table.thoughts.answer and table.words & set(tokenizer.added_tokens):
+        return InGrammar(start_words(compiler_for(tokenizer), table, thinking))
+    return None
 
 
 def _required(tokenizer: Vocabulary, thinking: Thinking, calls: Calls) -> Constraint | None:
@@ -180,11 +199,14 @@ class FreeUntilCall(Constraint):
         self._thinking = thinking_open
         self._running: Running | None = None
         self._over = False  # the only call is complete
-        added = tokenizer.added_tokens
-        self._native = added.get(calls.spelling.opens)
-        self._think = (added.get("<think>"), added.get("</think>"))
+        added, thoughts = tokenizer.added_tokens, calls.table.thoughts
+        opens = calls.table.spelling.opens if calls.table.spelling else ""
+        self._native = added.get(opens)
+        self._opener = opens.encode()
+        self._think = (added.get(thoughts.opens.strip()), added.get(thoughts.closes))
+        self._thoughts = (thoughts.closes.encode(), thoughts.opens.strip().encode())
         self._tail = b""  # the last bytes of the text, as far as a marker can reach back
-        self._kept_bytes = 2 * len(calls.spelling.opens.encode())
+        self._kept_bytes = 2 * max(map(len, (self._opener, *self._thoughts)))
 
     def mask(self) -> Mask | None:
         if self._running is not None:
@@ -222,12 +244,12 @@ class FreeUntilCall(Constraint):
 
     def _watch_text(self, text: bytes) -> None:
         """Markers that are ordinary text in this vocabulary."""
-        for marker, opens in ((b"</think>", False), (b"<think>", True)):
+        for marker, opens in zip(self._thoughts, (False, True), strict=True):
             at = text.find(marker)
             if at >= 0:
                 self._thinking = opens
                 text = text[at + len(marker) :]
-        opener = self._calls.spelling.opens.encode()
+        opener = self._opener
         at = -1 if self._thinking or self._native is not None else text.find(opener)
         if at >= 0:
             before, text = text[:at], text[at + len(opener) :]

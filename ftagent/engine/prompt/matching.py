@@ -170,6 +170,5 @@ def compile_form(
     table: FormTable, native_markers: frozenset[str]
 ) -> tuple[Alphabet, Mapping[str, CompiledState]]:
     """The table's states over the vocabulary's native markers."""
-    known = {rule.opens for state in table.states.values() for rule in state.rules} | set(table.tokens)
-    alphabet = Alphabet(native_markers & known)
+    alphabet = Alphabet(native_markers & table.words)
     return alphabet, {name: CompiledState(state, alphabet) for name, state in table.states.items()}

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher
 
 from ftagent.conversation import ToolSpec
-from ftagent.engine.prompt import lark
-from ftagent.engine.prompt.forms import Spelling
+from ftagent.engine.prompt import lark, lark_calls
+from ftagent.engine.prompt.forms import FormTable, Thoughts
 from ftagent.engine.prompt.matchers import Compiler, GrammarError, Running
 from ftagent.errors import BadRequest
 
@@ -30,16 +30,16 @@ _Graded = Sequence[tuple[ToolSpec, lark.Strictness]]
 
 
 class Calls(NamedTuple):
-    """The calls that a reply may hold."""
+    """The calls that a reply may hold, in a form that has a spelling for them."""
 
-    spelling: Spelling
+    table: FormTable
     tools: Sequence[ToolSpec]
     parallel: bool
 
     @property
     def key(self) -> str:
         tools = [(tool.name, tool.parameters) for tool in self.tools]
-        return json.dumps([self.spelling, tools, self.parallel], default=dict)
+        return json.dumps([self.table.spelling, tools, self.parallel], default=dict)
 
 
 class Thinking(NamedTuple):
@@ -47,14 +47,15 @@ class Thinking(NamedTuple):
 
     open: bool
     may_open: bool
+    thoughts: Thoughts
 
 
 def start_call(compiler: Compiler, calls: Calls) -> Running:
     """A match of one call, from right after its opening marker to its closing one."""
 
     def write(graded: _Graded) -> str:
-        grammar = lark.Grammar(compiler.added)
-        return grammar.text(lark.call_body(grammar, calls.spelling, graded))
+        grammar = _grammar(compiler, calls.table)
+        return grammar.text(_body(grammar, calls, graded))
 
     return compiler.start(f"call {calls.key}", lambda: _compile_calls(compiler, calls, write))
 
@@ -63,22 +64,24 @@ def start_calls(compiler: Compiler, thinking: Thinking, calls: Calls) -> Running
     """A match of a whole reply that is nothing but calls, after thinking."""
 
     def write(graded: _Graded) -> str:
-        grammar = lark.Grammar(compiler.added)
+        grammar = _grammar(compiler, calls.table)
         return grammar.text(_after_thinking(grammar, thinking, _calls(grammar, calls, graded)))
 
     key = json.dumps(["calls", thinking, calls.key])
     return compiler.start(key, lambda: _compile_calls(compiler, calls, write))
 
 
-def start_structured(compiler: Compiler, thinking: Thinking, calls: Calls | None, schema: Any) -> Running:
+def start_structured(
+    compiler: Compiler, table: FormTable, thinking: Thinking, calls: Calls | None, schema: Any
+) -> Running:
     """A match of a whole reply that is JSON of `schema`, or calls if there are any, after thinking.
 
     Raises BadRequest when the schema cannot be compiled.
     """
 
     def write(graded: _Graded) -> str:
-        grammar = lark.Grammar(compiler.added)
-        body = grammar.add(lark.content_json(schema))
+        grammar = _grammar(compiler, table)
+        body = grammar.add(_answer(grammar, thinking, lark.content_json(schema)))
         if calls is not None:
             body = grammar.add(f"{body} | {_calls(grammar, calls, graded)}")
         return grammar.text(_after_thinking(grammar, thinking, body))
@@ -93,24 +96,49 @@ def start_structured(compiler: Compiler, thinking: Thinking, calls: Calls | None
     return compiler.start(json.dumps(["json", thinking, calls and calls.key, schema]), build)
 
 
+def start_words(compiler: Compiler, table: FormTable, thinking: Thinking) -> Running:
+    """A match of a reply without calls, for forms that say before an answer that it is one."""
+
+    def build() -> LLMatcher:
+        grammar = _grammar(compiler, table)
+        body = grammar.add(_answer(grammar, thinking, lark.regex("(?s:.*)")))
+        return compiler.compile(grammar.text(_after_thinking(grammar, thinking, body)))
+
+    return compiler.start(json.dumps(["words", thinking]), build)
+
+
+def _grammar(compiler: Compiler, table: FormTable) -> lark.Grammar:
+    return lark.Grammar({text: compiler.added[text] for text in table.words if text in compiler.added})
+
+
+def _answer(grammar: lark.Grammar, thinking: Thinking, body: str) -> str:
+    begins = thinking.thoughts.answer
+    return f"{grammar.spell(begins)} {grammar.add(body)}" if begins else body
+
+
+def _body(grammar: lark.Grammar, calls: Calls, graded: _Graded) -> str:
+    return lark_calls.call_body(grammar, calls.table, graded, parallel=calls.parallel)
+
+
 def _calls(grammar: lark.Grammar, calls: Calls, graded: _Graded) -> str:
-    body = lark.call_body(grammar, calls.spelling, graded)
-    call = grammar.add(f"{grammar.marker(calls.spelling.opens)} {body}")
-    return grammar.add(lark.calls(call, parallel=calls.parallel))
+    spelling = calls.table.spelling
+    assert spelling is not None
+    body = _body(grammar, calls, graded)
+    return grammar.add(lark_calls.calls(grammar, spelling, body, parallel=calls.parallel))
 
 
 def _after_thinking(grammar: lark.Grammar, thinking: Thinking, body: str) -> str:
+    thoughts = thinking.thoughts
     if thinking.open:
-        return f"{lark.thinking(grammar, '</think>')} {body}"
-    if thinking.may_open and grammar.is_native("<think>") and grammar.is_native("</think>"):
-        block = f"{grammar.marker('<think>')} {lark.thinking(grammar, '</think>')}"
-        return f"{block} {body} | {body}"
+        return f"{lark.thinking(grammar, thoughts)} {body}"
+    if thinking.may_open and grammar.is_native(thoughts.opens) and grammar.is_native(thoughts.closes):
+        return f"{grammar.spell(thoughts.opens)} {lark.thinking(grammar, thoughts)} {body} | {body}"
     return body
 
 
 def _compile_calls(compiler: Compiler, calls: Calls, write: Callable[[_Graded], str]) -> LLMatcher:
     """The strictest grammar that compiles."""
-    if calls.spelling.parameter:
+    if calls.table.spelling is not None and calls.table.spelling.parameter:
         _warn_of_whole_object_rules(calls.tools)
     try:
         return compiler.compile(write([(tool, "exact") for tool in calls.tools]))
@@ -132,24 +160,24 @@ def _warn_of_whole_object_rules(tools: Sequence[ToolSpec]) -> None:
 
 def _grade(compiler: Compiler, calls: Calls) -> _Graded:
     """Each tool with the strictest grammar that compiles for it alone."""
-    return [(tool, _strictness(compiler, calls.spelling, tool)) for tool in calls.tools]
+    return [(tool, _strictness(compiler, calls.table, tool)) for tool in calls.tools]
 
 
-def _strictness(compiler: Compiler, spelling: Spelling, tool: ToolSpec) -> lark.Strictness:
-    reason = _refusal(compiler, spelling, tool, "exact")
+def _strictness(compiler: Compiler, table: FormTable, tool: ToolSpec) -> lark.Strictness:
+    reason = _refusal(compiler, table, tool, "exact")
     if not reason:
         return "exact"
     for looser in _LOOSER:
-        if looser == "names" or not _refusal(compiler, spelling, tool, looser):
+        if looser == "names" or not _refusal(compiler, table, tool, looser):
             log.warning("schema of tool %s is enforced loosely (%s): %s", tool.name, looser, reason)
             return looser
     return "names"
 
 
-def _refusal(compiler: Compiler, spelling: Spelling, tool: ToolSpec, strictness: lark.Strictness) -> str:
+def _refusal(compiler: Compiler, table: FormTable, tool: ToolSpec, strictness: lark.Strictness) -> str:
     """Why the tool's grammar does not compile; "" if it does."""
-    grammar = lark.Grammar(compiler.added)
-    text = grammar.text(lark.call_body(grammar, spelling, [(tool, strictness)]))
+    grammar = _grammar(compiler, table)
+    text = grammar.text(_body(grammar, Calls(table, [tool], parallel=False), [(tool, strictness)]))
     try:
         compiler.compile(text)
     except GrammarError as error:

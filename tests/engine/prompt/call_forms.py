@@ -172,7 +172,13 @@ SPEECHES = (
     Speech("glm5", _GLM, glm(""), deepseek_thinks, str, typed=True),
     Speech("minimax_m2", _MINIMAX, minimax, between_tags, "{}\n".format, typed=True),
     Speech("harmony", _HARMONY, harmony, harmony_thinks, harmony_words, parallel=False),
-    Speech("mistral", frozenset({"[TOOL_CALLS]"}), mistral, lambda text: f"[THINK]{text}[/THINK]", str),
+    Speech(
+        "mistral",
+        frozenset({"[TOOL_CALLS]", "[THINK]", "[/THINK]"}),
+        mistral,
+        lambda text: f"[THINK]{text}[/THINK]",
+        str,
+    ),
     Speech("llama3", frozenset({"<|python_tag|>"}), llama3, between_tags, lambda _: ""),
 )
 BY_FORM = {speech.form: speech for speech in SPEECHES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from typing import Any
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from ftagent.conversation import ToolSpec
 from ftagent.engine.prompt.grammar import Constraint
 from ftagent.engine.prompt.parsers import ReplyForm
+from tests.engine.prompt.call_forms import SPEECHES
 from tests.engine.prompt.replies import TOOLS, Reply, Setup, join
-from tests.engine.prompt.tiny import FIND, allowed, asking, constrained, follow, tiny
+from tests.engine.prompt.tiny import FIND, Tiny, allowed, asking, constrained, follow, of_form
 
 CLOSED = {"additionalProperties": False}
 NAMES = st.sampled_from(["a", "path", "old_string", "x-y", "n1"])
@@ -64,54 +66,69 @@ def parameters(draw: st.DrawFn) -> dict[str, Any]:
     return {wrapped: options[wrapped], **defs}
 
 
-def _visible() -> NDArray[np.bool_]:
+@functools.cache
+def visible(vocabulary: Tiny) -> NDArray[np.bool_]:
     """Tokens that are not single control characters or halves of characters: strings end sooner with them."""
-    texts = [tiny().decode_bytes([token]) for token in range(tiny().encoding.n_vocab)]
+    texts = [vocabulary.decode_bytes([token]) for token in range(vocabulary.encoding.n_vocab)]
     return np.array([len(text) > 1 or text == b"\n" or 32 <= text[0] < 127 for text in texts])
 
 
-VISIBLE = _visible()
 # A number that no reader can hold is delivered as the text it was, though the grammar has to allow it.
 OVERFLOW = re.compile(r"\d[eE]\+?\d{3}")
 
 
-def walk(constraint: Constraint, seed: int, limit: int) -> str | None:
+def walk(constraint: Constraint, vocabulary: Tiny, seed: int, limit: int) -> list[int] | None:
     """A random reply, every allowed token of visible text equally likely; None if it does not end in time."""
     rng = random.Random(seed)
     ids: list[int] = []
     for _ in range(limit):
         mask = constraint.mask()
         assert mask is not None
-        visible = np.flatnonzero(mask & VISIBLE[: len(mask)])
-        token = rng.choice((visible if len(visible) else np.flatnonzero(mask)).tolist())
+        shown = np.flatnonzero(mask & visible(vocabulary)[: len(mask)])
+        token = rng.choice((shown if len(shown) else np.flatnonzero(mask)).tolist())
         constraint.advance(token)
-        if token in tiny().eos_ids:
-            return tiny().decode_bytes(ids).decode()
+        if token in vocabulary.eos_ids:
+            return ids
         ids.append(token)
     return None
 
 
-def pieces(text: str) -> list[tuple[str, bool]]:
-    return [
-        (tiny().decode_bytes([token]).decode(), token in tiny().added_tokens.values())
-        for token in tiny().tokens(text)
-    ]
+def pieces(vocabulary: Tiny, ids: list[int]) -> list[tuple[str, bool]]:
+    """The tokens with their text, characters of several tokens joined."""
+    found: list[tuple[str, bool]] = []
+    text = b""
+    for token in ids:
+        added = token in vocabulary.added_tokens.values()
+        if added and text:
+            found.append((text.decode(), False))
+            text = b""
+        if added:
+            found.append((vocabulary.decode_bytes([token]).decode(), True))
+        else:
+            text += vocabulary.decode_bytes([token])
+    return [*found, (text.decode(), False)] if text else found
 
 
-@given(parameters(), st.sampled_from(["qwen3", "qwen3_5"]), st.integers(0, 2**32), *[st.booleans()] * 2)
-@settings(max_examples=60, deadline=None)
+@given(
+    parameters(),
+    st.sampled_from([speech.form for speech in SPEECHES]),
+    st.integers(0, 2**32),
+    *[st.booleans()] * 2,
+)
+@settings(max_examples=200, deadline=None)
 def test_random_walks_give_valid_calls(
     schema: dict[str, Any], form: ReplyForm, seed: int, thinking_open: bool, native: bool
 ) -> None:
     tools = (ToolSpec("first", "", schema), ToolSpec("second", "", {"type": "object", "properties": {}}))
     conversation = asking(tools=tools)
     thinking_open = thinking_open and native  # no random walk spells a closer letter by letter
-    constraint = constrained(conversation, form, native=native, thinking_open=thinking_open)
-    text = walk(constraint, seed, limit=3000)
-    if text is None or OVERFLOW.search(text):
+    vocabulary = of_form(form, native)
+    constraint = constrained(conversation, form, thinking_open=thinking_open, vocabulary=vocabulary)
+    ids = walk(constraint, vocabulary, seed, limit=3000)
+    if ids is None or OVERFLOW.search(vocabulary.decode_bytes(ids).decode()):
         return
-    setup, markers = Setup(form, tools, thinking_open), frozenset(tiny(native).added_tokens)
-    reply: Reply = join(setup.events(pieces(text), markers))
+    setup, markers = Setup(form, tools, thinking_open), frozenset(vocabulary.added_tokens)
+    reply: Reply = join(setup.events(pieces(vocabulary, ids), markers))
     assert reply.content == ""
     assert reply.calls
     for call in reply.calls:

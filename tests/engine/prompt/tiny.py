@@ -12,6 +12,7 @@ import tiktoken
 from ftagent.conversation import Conversation, ToolChoice, ToolSpec
 from ftagent.engine.prompt.grammar import Constraint, constraint_for
 from ftagent.engine.prompt.parsers import ReplyForm
+from tests.engine.prompt.call_forms import BY_FORM
 from tests.engine.prompt.replies import MARKERS, TOOLS
 
 ADDED = ("<|im_end|>", "<|endoftext|>", *sorted(MARKERS))
@@ -48,17 +49,25 @@ class Tiny:
     def id_of(self, text: str) -> int:
         return self.added_tokens.get(text) or self.encoding.encode_single_token(text.encode())
 
-    def tokens(self, text: str) -> Iterator[int]:
-        """Added tokens where they are written, else single characters."""
-        while text:
-            marker = next((mark for mark in self.added_tokens if text.startswith(mark)), text[0])
-            yield self.id_of(marker)
-            text = text[len(marker) :]
+    def tokens(self, text: str | bytes) -> Iterator[int]:
+        """Added tokens where they are written, else single bytes."""
+        left = text.encode() if isinstance(text, str) else text
+        marks = {mark.encode(): token for mark, token in self.added_tokens.items()}
+        while left:
+            mark = next((mark for mark in marks if left.startswith(mark)), left[:1])
+            yield marks.get(mark) or self.encoding.encode_single_token(mark)
+            left = left[len(mark) :]
 
 
 @functools.cache
 def tiny(native: bool = True) -> Tiny:
     return Tiny(ADDED if native else ADDED[:2])
+
+
+@functools.cache
+def of_form(form: ReplyForm, native: bool = True) -> Tiny:
+    """A vocabulary with the markers of a form, or without."""
+    return Tiny((*ADDED[:2], *sorted(BY_FORM[form].markers)) if native else ADDED[:2])
 
 
 def asking(mode: Any = "required", tools: Sequence[ToolSpec] = TOOLS, **choice: Any) -> Conversation:
@@ -73,39 +82,46 @@ def constrained(
     thinking_open: bool = False,
     json_schema: str | None = None,
     auto: bool = False,
+    vocabulary: Tiny | None = None,
 ) -> Constraint:
-    found = constraint_for(form, conversation, tiny(native), thinking_open, json_schema, auto)
+    vocabulary = vocabulary or tiny(native)
+    found = constraint_for(form, conversation, vocabulary, thinking_open, json_schema, auto)
     assert found is not None
     return found
 
 
-def allowed(constraint: Constraint, native: bool = True) -> set[str] | None:
+def allowed(constraint: Constraint, native: bool = True, vocabulary: Tiny | None = None) -> set[str] | None:
     mask = constraint.mask()
     if mask is None:
         return None
-    vocabulary = tiny(native)
+    vocabulary = vocabulary or tiny(native)
     return {
         vocabulary.decode_bytes([token]).decode(errors="replace") for token in np.flatnonzero(mask).tolist()
     }
 
 
-def follow(constraint: Constraint, text: str, native: bool = True) -> str:
+def follow(constraint: Constraint, text: str, native: bool = True, vocabulary: Tiny | None = None) -> str:
     """Advance over `text` as long as it is allowed, by the longest allowed token; what is left of it.
 
     Where text is forced, only its canonical tokens are allowed, so single characters would not do.
     """
-    vocabulary = tiny(native)
-    while text:
-        options = allowed(constraint, native)
-        if options is None:
-            token = next(vocabulary.tokens(text))
+    vocabulary = vocabulary or tiny(native)
+    left = text.encode()
+    marks = [mark.encode() for mark in vocabulary.added_tokens]
+    while left:
+        mask = constraint.mask()
+        if mask is None:
+            token = next(vocabulary.tokens(left))
         else:
-            fitting = [option for option in options if text.startswith(option)]
+            spelled = {vocabulary.decode_bytes([token]): token for token in np.flatnonzero(mask).tolist()}
+            plain = min((at for mark in marks if (at := left.find(mark)) > 0), default=len(left))
+            fitting = [piece for piece in spelled if left.startswith(piece) and len(piece) <= plain]
+            fitting += [mark for mark in marks if mark in spelled and left.startswith(mark)]
             if not fitting:
-                return text
-            token = vocabulary.id_of(max(fitting, key=len))
+                return left.decode(errors="replace")
+            token = spelled[max(fitting, key=len)]
         constraint.advance(token)
-        text = text.removeprefix(vocabulary.decode_bytes([token]).decode())
+        left = left.removeprefix(vocabulary.decode_bytes([token]))
     return ""
 
 

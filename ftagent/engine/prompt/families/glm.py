@@ -7,7 +7,7 @@ Source: the families' chat templates.
 from __future__ import annotations
 
 from ftagent.engine.prompt.families.common import CONTENT, THINKING, bracketed, native, table
-from ftagent.engine.prompt.forms import FormTable, Rule, Spelling, State
+from ftagent.engine.prompt.forms import FormTable, Rule, Spelling, State, Thoughts
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _VALUE = "<arg_key>", "<arg_value>"
@@ -48,7 +48,8 @@ def _form(gap: str, efforts: tuple[str, ...] = ()) -> FormTable:
     )
     tokens = (_OPEN, _CLOSE, _KEY, "</arg_key>", _VALUE, "</arg_value>")
     stops = ("<|endoftext|>", "<|user|>", "<|observation|>")
-    return FormTable(table(states), spelling, tokens, stops=stops, efforts=efforts)
+    thoughts = Thoughts(f"{gap}<think>")
+    return FormTable(table(states), spelling, tokens, thoughts=thoughts, stops=stops, efforts=efforts)
 
 
 GLM4 = _form("\n")

@@ -67,7 +67,7 @@ _mistral_states = {
 
 MISTRAL = FormTable(
     table(_mistral_states),
-    Spelling(_CALLS, '[{"name": "', '", "arguments": ', "}]", "", apart=None, bars=_CALLS),
+    Spelling(f"{_CALLS}[", '{"name": "', '", "arguments": ', "}", "]", joins=", ", bars=_CALLS),
     (_CALLS, _ARGUMENTS, _ID, "[THINK]", "[/THINK]"),
     thoughts=Thoughts("[THINK]", "[/THINK]"),
     stops=("</s>",),

@@ -6,7 +6,7 @@ Only strings in, strings out, like `lark`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ftagent.conversation import ToolSpec
@@ -71,29 +71,25 @@ class Parameters:
         return self._grammar.spell(self._spelling.tail)
 
     def _parameter(self, name: str, schema: Any) -> str:
-        return self._grammar.add(self._either(literal(self._spelling.parameter + name), name, schema))
+        head = self._spelling.parameter + name
+        return self._grammar.add(self._either(lambda after: self._grammar.spell(head + after), schema))
 
     def _extra(self, shape: Shape) -> str:
         declared = "|".join(escape(name) for name in shape.properties)
         name = f"{regex(_EXTRA_NAME)} & ~{regex(f'(?:{declared})')}" if declared else regex(_EXTRA_NAME)
         terminal = self._grammar.new_name().upper()
         self._grammar.define(terminal, name)
-        opening = f"{self._grammar.spell(self._spelling.parameter)} {terminal}"
-        return self._grammar.add(self._either(opening, None, shape.extra))
-
-    def _either(self, opening: str, name: str | None, schema: Any) -> str:
-        """A parameter with a value that is bare text, or one of another spelling. `name` None: `opening` says
-        all before `after_parameter`."""
-        spelling, spell = self._spelling, self._grammar.spell
-        head = "" if name is None else spelling.parameter + name
-        before = "" if name is not None else f"{opening} "
-        texts, others = self._values(schema)
-        if not spelling.before_json:
-            return f"{before}{spell(head + spelling.after_parameter)} ({' | '.join(texts + others)})"
-        kinds = ((spelling.after_parameter, texts), (spelling.before_json, others))
-        return " | ".join(
-            f"{before}{spell(head + after)} ({' | '.join(values)})" for after, values in kinds if values
+        head = f"{self._grammar.spell(self._spelling.parameter)} {terminal}"
+        return self._grammar.add(
+            self._either(lambda after: f"{head} {self._grammar.spell(after)}", shape.extra)
         )
+
+    def _either(self, opening: Callable[[str], str], schema: Any) -> str:
+        """A parameter whose value is bare text, or of another type. `opening` takes what follows the name."""
+        texts, others = self._values(schema)
+        as_text, as_json = self._spelling.after_parameter, self._spelling.before_json
+        kinds = [(as_text, texts), (as_json, others)] if as_json else [(as_text, texts + others)]
+        return " | ".join(f"{opening(after)} ({' | '.join(values)})" for after, values in kinds if values)
 
     # ---- values, each with the closer of its parameter
 
@@ -102,11 +98,10 @@ class Parameters:
         value_type = type_of(schema, self._root)
         marked = bool(self._spelling.before_json)  # the form says which values are text
         if value_type.choices is not None:
-            strings = [choice for choice in value_type.choices if isinstance(choice, str)]
-            rest = [choice for choice in value_type.choices if not isinstance(choice, str)]
-            if not marked:
-                strings, rest = [], list(value_type.choices)
-            return tuple([self._closed(map(_spelled, group))] if group else [] for group in (strings, rest))  # type: ignore[return-value]
+            choices = value_type.choices
+            strings = [choice for choice in choices if marked and isinstance(choice, str)]
+            rest = [choice for choice in choices if not (marked and isinstance(choice, str))]
+            return self._listed(strings), self._listed(rest)
         kinds = value_type.kinds
         if not kinds:
             return [self._text({}, starts=None)], [self._closed_json({}, None)] if marked else []
@@ -123,6 +118,9 @@ class Parameters:
     @property
     def _closer(self) -> str:
         return self._grammar.spell(self._spelling.end_parameter + self._spelling.after_value)
+
+    def _listed(self, choices: Sequence[Any]) -> list[str]:
+        return [self._closed(map(_spelled, choices))] if choices else []
 
     def _closed(self, values: Iterable[str]) -> str:
         return f"({' | '.join(literal(value) for value in values)}) {self._closer}"

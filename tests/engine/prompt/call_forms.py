@@ -139,6 +139,7 @@ _DEEPSEEK = frozenset(
 )
 _GLM = MARKERS | {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}
 _MINIMAX = frozenset({"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"})
+_MISTRAL = frozenset({"[TOOL_CALLS]", "[THINK]", "[/THINK]"})
 _HARMONY = frozenset(
     f"<|{word}|>" for word in ("start", "end", "message", "channel", "constrain", "return", "call")
 )
@@ -172,13 +173,7 @@ SPEECHES = (
     Speech("glm5", _GLM, glm(""), deepseek_thinks, str, typed=True),
     Speech("minimax_m2", _MINIMAX, minimax, between_tags, "{}\n".format, typed=True),
     Speech("harmony", _HARMONY, harmony, harmony_thinks, harmony_words, parallel=False),
-    Speech(
-        "mistral",
-        frozenset({"[TOOL_CALLS]", "[THINK]", "[/THINK]"}),
-        mistral,
-        lambda text: f"[THINK]{text}[/THINK]",
-        str,
-    ),
+    Speech("mistral", _MISTRAL, mistral, "[THINK]{}[/THINK]".format, str),
     Speech("llama3", frozenset({"<|python_tag|>"}), llama3, between_tags, lambda _: ""),
 )
 BY_FORM = {speech.form: speech for speech in SPEECHES}

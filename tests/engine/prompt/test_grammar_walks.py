@@ -115,7 +115,7 @@ def pieces(vocabulary: Tiny, ids: list[int]) -> list[tuple[str, bool]]:
     st.integers(0, 2**32),
     *[st.booleans()] * 2,
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_random_walks_give_valid_calls(
     schema: dict[str, Any], form: ReplyForm, seed: int, thinking_open: bool, native: bool
 ) -> None:

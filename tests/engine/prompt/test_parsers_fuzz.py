@@ -106,7 +106,7 @@ def test_every_form_is_here() -> None:
 
 
 @given(SPOKEN, st.booleans(), st.booleans(), st.data())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 def test_cuts_do_not_matter(
     spoken: tuple[ReplyForm, list[str]], thinking: bool, cut: bool, data: st.DataObject
 ) -> None:
@@ -123,7 +123,7 @@ def test_cuts_do_not_matter(
 
 
 @given(SPOKEN, st.booleans())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 def test_no_word_is_lost_or_doubled(spoken: tuple[ReplyForm, list[str]], thinking: bool) -> None:
     """The model ended its turn, so that nothing is left out for being cut."""
     form, parts = spoken

@@ -16,13 +16,12 @@ ROPE = {
 
 def parse(config: ConfigFile) -> ModelConfig:
     """Defaults are those of transformers' GptOssConfig."""
+    config = _with_defaults(config)
     config.refuse("hidden_act", ("silu",))
     layers = config.positive("num_hidden_layers", 36)
     turns: tuple[LayerKind, ...] = ("sliding_attention", "full_attention")
     head_dim = config.positive("head_dim", 64)
     biased = config.flag("attention_bias", True)
-    if not config.rope().keys() - {"rope_theta"}:
-        config = ConfigFile(config.path, {**config.values, "rope_scaling": ROPE})
     return ModelConfig(
         family="gpt_oss",
         vocab=config.positive("vocab_size", 201088),
@@ -34,7 +33,7 @@ def parse(config: ConfigFile) -> ModelConfig:
         head_dim=head_dim,
         rotary=config.rotary(head_dim, theta=150000.0),
         eps=config.number("rms_norm_eps", 1e-5),
-        context=config.positive("max_position_embeddings", 131072),
+        context=config.positive("max_position_embeddings"),
         tied=config.flag("tie_word_embeddings", False),
         experts=config.positive("num_local_experts", 128),
         experts_per_token=config.positive("num_experts_per_tok", 4),
@@ -48,3 +47,11 @@ def parse(config: ConfigFile) -> ModelConfig:
         biased_moe=True,
         swiglu=Swiglu(config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0), offset=1.0),
     )
+
+
+def _with_defaults(config: ConfigFile) -> ConfigFile:
+    """What scales the rotary embedding, where it is left out."""
+    values = {"max_position_embeddings": 131072, **config.values}
+    if values.get("rope_parameters") is None and values.get("rope_scaling") is None:
+        values["rope_scaling"] = ROPE
+    return ConfigFile(config.path, values)

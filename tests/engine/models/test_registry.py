@@ -1,0 +1,80 @@
+"""Which families there are, and what is said of one that is not there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ftagent.engine.models.registry import FAMILIES, model_config
+from ftagent.errors import LoadFailed
+
+KNOWN = [name for family in FAMILIES for name in family.MODEL_TYPES]
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
+
+
+def test_no_model_type_is_claimed_twice() -> None:
+    assert len(KNOWN) == len(set(KNOWN))
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen4", "", None, 7, "GPT_OSS"])
+def test_an_unknown_family_is_refused_with_the_known_ones(model_type: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(LoadFailed) as refused:
+        model_config(tmp_path)
+    message = str(refused.value)
+    assert repr(model_type) in message
+    assert str(tmp_path / "config.json") in message
+    assert all(name in message for name in KNOWN)
+    assert "\n" not in message
+
+
+def test_every_family_has_its_row_in_the_documentation() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    cells = [row.split("|")[1] for row in rows]
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell) if name != "model_type"]
+    assert sorted(named) == sorted(KNOWN)
+
+
+def test_the_tests_that_the_documentation_names_are_there() -> None:
+    tests = PAGE.parents[1] / "tests" / "engine"
+    named = set(re.findall(r"`([\w/]+\.py)`", PAGE.read_text(encoding="utf-8")))
+    assert named
+    assert [name for name in sorted(named) if not (tests / name).is_file()] == []
+
+
+def test_layers_within_a_window_need_a_family_that_has_them(tmp_path: Path) -> None:
+    kinds = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **kinds}))
+    with pytest.raises(LoadFailed, match="layers of qwen3_moe with sliding_attention are not supported"):
+        model_config(tmp_path)
+
+
+def test_gpt_oss_as_released(tmp_path: Path) -> None:
+    """The configuration of the 20b, its sizes as OpenAI states them."""
+    config = {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 24,
+        "num_local_experts": 32,
+        "rope_theta": 150000,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = model_config(tmp_path)
+    assert found.layers.count("sliding_attention") == found.layers.count("full_attention") == 12
+    assert found.layers[0] == "sliding_attention"
+    assert (found.window, found.experts_per_token, found.context) == (128, 4, 131072)
+    assert found.rotary.scaling is not None
+    assert found.rotary.scaling.amplitude == pytest.approx(1.34657, abs=1e-5)
+    del config["rope_scaling"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_config(tmp_path).rotary == found.rotary

@@ -44,7 +44,7 @@ class ModelSizes:
     bank_bytes: int  # all experts in host memory
     page_bytes: int
     page_tokens: int
-    state_bytes: int  # recurrent state of one request
+    state_bytes: int  # recurrent state of one request, and the last keys and values of its window layers
     context: int  # tokens the model was made for
     hidden: int
     widest: int  # values of one token between the layers' matrices, at most
@@ -85,7 +85,7 @@ class Plan:
 
 def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -> Plan:
     """Everything in host memory, of which `free` bytes are available. `options.vram` bounds what a device
-    would hold: dense weights, KV pages and expert slots. `where` names the model in messages.
+    would hold: dense weights, KV pages, states and expert slots. `where` names the model in messages.
 
     Raises LoadFailed when the model does not fit, ConfigError for an option that cannot be honoured.
     """
@@ -96,6 +96,7 @@ def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -
     fixed = (
         Pool("dense weights", sizes.dense),
         Pool(f"KV of {context} tokens", context_pages * sizes.page_bytes),
+        Pool("states", options.max_running * sizes.state_bytes),
     )
     device = _sum(fixed)
     need = sizes.bank_bytes + device
@@ -130,7 +131,7 @@ def plan_device(sizes: ModelSizes, options: EngineOptions, free: int, host_free:
     copies = max(COPIES_BYTES, sizes.state_bytes)
     fixed: tuple[Pool, ...] = (
         Pool("dense weights", sizes.dense),
-        Pool("recurrent states", options.max_running * sizes.state_bytes),
+        Pool("states", options.max_running * sizes.state_bytes),
         Pool("copies of kept prompts", copies),
         Pool("decode", DECODE_BYTES + 2 * 4 * options.max_running * sizes.vocab),
         Pool("CUDA", RESERVE_BYTES),

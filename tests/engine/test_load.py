@@ -163,7 +163,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_weight_is_read(
 
 
 def test_vram_takes_the_context_first_and_gives_the_rest_to_experts(model: Oracle) -> None:
-    """The bytes of dense weights and of one context are counted here from the tensors themselves."""
+    """The bytes of dense weights, one context and the states are counted here from the tensors themselves."""
     unbound = load_runner(model.directory, EngineOptions(context=640))
     assert unbound.experts is not None
     expert = unbound.experts.slot_bytes
@@ -172,7 +172,8 @@ def test_vram_takes_the_context_first_and_gives_the_rest_to_experts(model: Oracl
         p.numel() for name, p in model.model.named_parameters() if p.dim() > 1 and "conv1d" not in name
     )
     pages = 640 // unbound.kv.page_size
-    fixed = 4 * (matrices - routed) + pages * unbound.kv.page_bytes
+    states = unbound.recurrent.conv.nbytes + unbound.recurrent.recurrent.nbytes
+    fixed = 4 * (matrices - routed) + pages * unbound.kv.page_bytes + states
     bound = load_runner(model.directory, EngineOptions(context=640, vram=str(fixed + 5 * expert + 1)))
     assert bound.experts is not None
     assert (bound.kv.total, bound.experts.slots, bound.experts.mode) == (pages, 5, "hybrid")

@@ -30,6 +30,7 @@ READERS = 8  # threads: one reads and checks about 1.5 GB/s
 _HEADER = struct.Struct("<8sIIQQQ")  # magic, version, first page, bytes of ids, pages and state
 _TEMPORARY = ".writing-"
 ABANDONED_S = 3600  # a temporary file that old has no writer any more
+SETTLED_NS = 10**9  # a directory that has changed less long ago may change again at the same time stamp
 QUEUE = 4  # segments that wait to be written; more are not kept
 
 log = logging.getLogger(__name__)
@@ -125,11 +126,12 @@ class DiskTier:
             changed = self._directory.stat().st_mtime_ns
             if changed == self._read_at:
                 return
+            settled = time.time_ns() - changed > SETTLED_NS
             names = os.listdir(self._directory)
         except OSError:
             self._known = {}
             return
-        self._read_at = changed
+        self._read_at = changed if settled else None
         self._known = {
             address: self._directory / name for name in names if (address := _address(name)) is not None
         }

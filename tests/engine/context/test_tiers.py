@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from array import array
 from collections.abc import Callable, Sequence
@@ -263,9 +264,19 @@ def test_two_processes_share_a_directory(tmp_path: Path) -> None:
     assert two.first(address) is None
 
 
-def test_what_a_crash_left_is_removed_later(tmp_path: Path) -> None:
-    import os
+def test_a_change_at_the_time_stamp_of_the_last_one_is_seen(tmp_path: Path) -> None:
+    """File systems count time in ticks: a file may come behind a look without a trace in the time."""
+    tier, address = DiskTier(tmp_path, 1 << 20), Address(40, "b" * 32)
+    stamp = tmp_path.stat()
+    assert not list(tier.positions())
+    (tmp_path / f"40-{'b' * 32}.prefix").write_bytes(b"".join(encode(segment(0))))
+    os.utime(tmp_path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert list(tier.positions()) == [40]
+    assert plain(tier.get(address)) == plain(segment(0))
+    tier.close()
 
+
+def test_what_a_crash_left_is_removed_later(tmp_path: Path) -> None:
     old, young = tmp_path / ".writing-old", tmp_path / ".writing-young"
     old.write_bytes(b"x")
     young.write_bytes(b"x")

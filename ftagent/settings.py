@@ -104,6 +104,8 @@ class Settings(BaseModel):
     """Host memory the engine may use, like 64GiB. Unset: what is free."""
     anchors: Annotated[str, BeforeValidator(_anchors)] | None = None
     """Host memory for kept prompts: a count of states to resume at (16) or a size (4GiB). 0: none is kept."""
+    verify_anchors: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Part of the resumed prompts (0 to 1; the flag alone: all) to compute cold as well, and compare."""
     max_running: Annotated[int, Field(ge=1)] = 8
     """Requests that run at the same time."""
     max_waiting: Annotated[int, Field(ge=0)] = 64

@@ -40,18 +40,22 @@ ENGINE_FLAGS = {
     "vram": "SIZE",
     "ram": "SIZE",
     "anchors": "N|SIZE",
+    "verify_anchors": "[SHARE]",
     "threads": "N",
     "seed": "N",
 }
 
 
 def setting_flags(flags: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
-    """A decorator that adds a flag per setting (key to metavar). The settings' own words are the help."""
+    """A decorator that adds a flag per setting (key to metavar). The settings' own words are the help. A
+    metavar in brackets may be left out, which says 1.
+    """
 
     def decorate(function: Decorated) -> Decorated:
         for key, metavar in reversed(list(flags.items())):
             words = Settings.model_fields[key].description
-            option = click.option("--" + key.replace("_", "-"), key, metavar=metavar, help=words)
+            alone: dict[str, Any] = {"is_flag": False, "flag_value": "1"} if metavar.startswith("[") else {}
+            option = click.option("--" + key.replace("_", "-"), key, metavar=metavar, help=words, **alone)
             function = option(function)
         return function
 
@@ -122,6 +126,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         constrain_tools=settings.constrain_tools,
         keep_prefixes=True,
         anchors=settings.anchors,
+        verify_anchors=settings.verify_anchors,
     )
 
 

@@ -60,6 +60,7 @@ class ModelInfo:
     parameters: int = 0
     active_parameters: int = 0
     device: str = "cpu"
+    dtype: str = ""  # of computation, as torch names it; empty when unknown
     fingerprint: str = ""  # of the checkpoint; empty for a model that has none
 
 

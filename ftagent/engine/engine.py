@@ -14,6 +14,7 @@ from pathlib import Path
 from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, Health, ModelInfo
 from ftagent.engine.context.anchors import PrefixCache
+from ftagent.engine.context.checks import AnchorChecker, tolerance_for
 from ftagent.engine.context.tiers import PrefixStore
 from ftagent.engine.meters import aged
 from ftagent.engine.options import EngineOptions
@@ -70,6 +71,7 @@ class LocalEngine:
             max_running=options.max_running,
             max_waiting=options.max_waiting,
             chunk_tokens=options.chunk_tokens or runner.chunk_tokens,
+            checker=AnchorChecker(options.verify_anchors, tolerance_for(runner.info.dtype)),
         )
         self._worker = Worker(runner, self.scheduler, preparer.vocab)
 

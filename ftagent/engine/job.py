@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ftagent.engine.context.checks import Check
 from ftagent.engine.context.sharing import Awaited
 from ftagent.engine.context.tree import ID_BYTES, token_key
 from ftagent.engine.context.visits import Visit
@@ -19,7 +20,8 @@ class Job:
     so that the state there can be kept. `head` prompt tokens stay as they are in later turns; None: all.
     `agent`: more turns are to be expected, as it offers tools. The state at mark `lasting` is kept for later
     runs, 0: none. `computed` tokens are in `pages` and in the state of `slot`. `awaited`: who computes the
-    beginning of its prompt just now.
+    beginning of its prompt just now. `check`: its hit is checked, so it runs cold; a `shadow` is what runs
+    warm beside it, and has no reader.
     """
 
     id: str
@@ -38,6 +40,8 @@ class Job:
     cancelled: bool = field(init=False, default=False)
     visit: Visit | None = field(init=False, default=None)
     awaited: Awaited | None = field(init=False, default=None)
+    check: Check | None = field(init=False, default=None)
+    shadow: bool = field(init=False, default=False)
     _key: bytearray = field(init=False, default_factory=bytearray, repr=False)
 
     def __post_init__(self) -> None:

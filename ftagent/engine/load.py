@@ -385,6 +385,7 @@ def model_info(opened: Opened, plan: Plan) -> ModelInfo:
         parameters=parameters(opened.config),
         active_parameters=parameters(opened.config, active=True),
         device=str(opened.device),
+        dtype=str(opened.dtype).removeprefix("torch."),
         fingerprint=fingerprint(opened.checkpoint),
     )
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import replace
 from typing import NamedTuple
 
-from ftagent.engine.stats import ExpertStats, Phase, PoolStats, RequestStats, Snapshot
+from ftagent.engine.stats import AnchorChecks, ExpertStats, Phase, PoolStats, RequestStats, Snapshot
 
 WINDOW_S = 5.0
 RECENT_REQUESTS = 32
@@ -58,12 +58,15 @@ class StepWork(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """How many requests run and wait, the longest running one in tokens, and states that found no room."""
+    """How many requests run and wait, the longest running one in tokens, states that found no room, and hits
+    that were checked.
+    """
 
     running: int = 0
     waiting: int = 0
     longest: int = 0
     skipped: int = 0
+    checks: AnchorChecks | None = None
 
 
 class Meters:
@@ -117,6 +120,7 @@ class Meters:
             recent_requests=tuple(self._recent),
             context_used=queues.longest,
             anchors_skipped=queues.skipped,
+            anchor_checks=queues.checks,
         )
 
 

@@ -23,6 +23,7 @@ class EngineOptions:
     `keep_prefixes`: what agents' prompts begin with is kept in files for later runs. `anchors` is the host
     memory for kept prompts: a count of states to resume at ("16"), or a size for states and pages together
     ("4GiB"); with "0", nothing of a prompt is kept.
+    `verify_anchors`: this part of the hits, 0 to 1, is computed cold as well and compared.
     """
 
     model: str = "demo"
@@ -41,3 +42,4 @@ class EngineOptions:
     reference: bool = False
     keep_prefixes: bool = False
     anchors: str | None = None
+    verify_anchors: float = 0.0

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ftagent.engine.context.anchors import PrefixCache
+from ftagent.engine.context.checks import AnchorChecker, Check
 from ftagent.engine.context.marks import with_fork
 from ftagent.engine.context.pools import Pages, States
 from ftagent.engine.context.sharing import find_leader
-from ftagent.engine.context.visits import Match
+from ftagent.engine.context.tree import Line
+from ftagent.engine.context.visits import Match, Visit
 from ftagent.engine.job import Job, Piece, share_evenly
 from ftagent.errors import PromptTooLong, QueueFull
 
@@ -49,11 +51,14 @@ class Scheduler:
         max_running: int = 8,
         max_waiting: int = 64,
         chunk_tokens: int = 1024,
+        checker: AnchorChecker | None = None,
     ) -> None:
+        """`checker`: which hits are checked beside their requests; None: none."""
         self._pages = pages
         self._states = states
         self._copy_page = copy_page  # (source, target): the keys and values of one page
         self.prefix = prefix
+        self.checker = checker or AnchorChecker(0.0, 0.0)
         self._max_running = min(max_running, states.total)
         self._max_waiting = max_waiting
         self._chunk_tokens = max(chunk_tokens, self._max_running)  # a token at least for each
@@ -114,7 +119,7 @@ class Scheduler:
         for piece in pieces:
             job = piece.job
             job.computed = piece.start + piece.length
-            if job.slot is None or piece.is_decode:
+            if job.slot is None or piece.is_decode or job.shadow:
                 continue
             for mark in job.marks:
                 if piece.start < mark < job.computed:
@@ -128,6 +133,7 @@ class Scheduler:
         """
         if job in self.waiting:
             self.waiting.remove(job)
+        self._end_check(job)
         if job in self.running:
             self.running.remove(job)
             # The last token was sampled but never computed, so the anchor stands one before the end.
@@ -165,20 +171,25 @@ class Scheduler:
     def _admit(self) -> None:
         held = 0
         for job in list(self.waiting):
-            if len(self.running) + held == self._max_running:
+            if len(self.running) + held == self._max_running and not self._drop_shadows():
                 return
             if job.awaited is not None and not job.awaited.is_over:
                 held += 1
                 continue
             match = self._find(job)
+            if match is None and self._drop_shadows():
+                match = self._find(job)
             if match is None:
                 return
             if self._awaits(job, match):
                 held += 1
                 continue
+            shadow = self._begin_check(job, match, held)
             self._claim(job, match)
             self.waiting.remove(job)
             insort(self.running, job, key=_arrival)
+            if shadow is not None:
+                insort(self.running, shadow, key=_arrival)
 
     def _find(self, job: Job) -> Match | None:
         """Where the job can resume, the beginning if need be; None when there is no room for it now."""
@@ -198,24 +209,60 @@ class Scheduler:
         job.awaited = None
         if self.prefix.capacity:
             stateful = self._states.slot_bytes > 0
-            job.awaited = find_leader(
-                job.key(), len(job.tokens), match.position, self.running, stateful=stateful
-            )
+            leaders = [running for running in self.running if not running.shadow]
+            job.awaited = find_leader(job.key(), len(job.tokens), match.position, leaders, stateful=stateful)
         return job.awaited is not None
 
     def _claim(self, job: Job, match: Match) -> None:
         """Give the job its slot, shared pages and fresh pages."""
         if job.visit is None:  # else it comes back
             job.visit = self.prefix.begin(match, self._head(job), job.marks, agent=job.agent)
+        if job.check is not None:
+            job.check.turn = job.visit.line.turns
         job.slot = self._states.allocate()
         job.computed = 0
         if self._states.slot_bytes:
             job.marks = with_fork(job.marks, match.position, min(match.matched, job.prompt))
-        if match.position and self._fits(job, match):
+        if match.position and job.check is None and self._fits(job, match):
             self._resume(job, job.slot, match)
         if len(job.tokens) == job.prompt:  # else it comes back, and what it resumed at first stands
             job.cached = job.computed
         self._extend(job, self._wanted_pages(job) - len(job.pages))
+
+    def _begin_check(self, job: Job, match: Match, held: int) -> Job | None:
+        """The shadow of a job whose hit is to be checked, ready to run; None where it is not, or where there
+        is no room for both.
+        """
+        if not match.position or len(job.tokens) > job.prompt or not self.checker.wants():
+            return None
+        shadow = Job(f"{job.id}-check", list(job.tokens), job.prompt)
+        pages = self._wanted_pages(shadow)
+        rest = pages - match.position // self._pages.page_size + 1
+        needed = len(self._held().union(match.pages)) + self._wanted_pages(job) + rest
+        if len(self.running) + held + 2 > self._max_running or needed > self._pages.total:
+            return None
+        self.checker.begun()
+        shadow.shadow, shadow.arrival = True, job.arrival
+        shadow.check = job.check = Check(match)
+        shadow.visit = Visit(Line(0))
+        shadow.slot = self._states.allocate()
+        self._resume(shadow, shadow.slot, match)
+        self._extend(shadow, pages - len(shadow.pages))
+        return shadow
+
+    def _end_check(self, job: Job) -> None:
+        """A request ends or goes back to the queue: there is nothing any more to compare its shadow with."""
+        check, job.check = job.check, None
+        if check is not None and not job.shadow:
+            for shadow in [other for other in self.running if other.check is check]:
+                self.finish(shadow, keep=False)
+
+    def _drop_shadows(self) -> bool:
+        """Give up all checks, since a request needs their room. False when there are none."""
+        shadows = [job for job in self.running if job.shadow]
+        for shadow in shadows:
+            self.finish(shadow, keep=False)
+        return bool(shadows)
 
     def _resume(self, job: Job, slot: int, match: Match) -> None:
         """Take over pages and state of a match; a last page that others use is copied."""
@@ -255,6 +302,8 @@ class Scheduler:
         if len(job.tokens) <= len(job.pages) * self._pages.page_size:
             return
         while len(self._held()) == self._pages.total or not self.prefix.make_room(1):
+            if self._drop_shadows():
+                continue
             youngest = self.running[-1]
             self._send_back(youngest)
             if youngest is job:
@@ -262,6 +311,7 @@ class Scheduler:
         self._extend(job, 1)
 
     def _send_back(self, job: Job) -> None:
+        self._end_check(job)
         self.running.remove(job)
         self._free(job)
         older = sum(other.arrival < job.arrival for other in self.waiting)

@@ -71,6 +71,31 @@ class Divergence(NamedTuple):
     volatile: bool
 
 
+class AnchorMismatch(NamedTuple):
+    """A hit that was wrong: resumed at `position`, the logits behind the prompt are not those of a cold run.
+
+    `anchor` is what stands at the position ("thinking_start[3]"). `difference` and `tolerance` are in units
+    of the spread of the logits; the tokens are the likeliest next ones.
+    """
+
+    turn: int  # of the conversation, from 1
+    position: int
+    anchor: str
+    difference: float
+    tolerance: float
+    token_warm: int
+    token_cold: int
+
+
+class AnchorChecks(NamedTuple):
+    """What `verify_anchors` has found since start: hits in all, hits that were checked, and wrong ones."""
+
+    hits: int
+    checked: int
+    wrong: int
+    newest: AnchorMismatch | None
+
+
 @dataclass(frozen=True, slots=True)
 class RequestStats:
     """A finished request, for the request pane and the log."""
@@ -104,4 +129,5 @@ class Snapshot:
     recent_requests: tuple[RequestStats, ...] = ()
     context_used: int = 0  # tokens of the longest running request
     anchors_skipped: int = 0  # times a state could not be kept because its pool was full
+    anchor_checks: AnchorChecks | None = None  # None: not asked for
     divergence: Divergence | None = None  # the newest volatile span that a prompt was found to have

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 from ftagent.engine.api import Health
 from ftagent.engine.chunk import Chunk
+from ftagent.engine.context.checks import describe
+from ftagent.engine.context.divergence import place_name
 from ftagent.engine.job import Job, Piece
-from ftagent.engine.logits import StepLogits
+from ftagent.engine.logits import Row, StepLogits
 from ftagent.engine.meters import Meters, Queues, StepWork
 from ftagent.engine.scheduler import Scheduler
 from ftagent.engine.stats import PoolStats, RequestStats, Snapshot
@@ -123,8 +125,8 @@ class Worker:
 
     def _step(self, pieces: list[Piece], begin: float) -> bool:
         """Run one step and what follows from it. False when it failed and took its requests with it."""
-        for piece in pieces:
-            task = self._tasks[piece.job]
+        tasks = [self._tasks[piece.job] for piece in pieces if not piece.job.shadow]
+        for task in tasks:
             task.started = begin if task.started is None else task.started
         try:
             pending = self._runner.launch([self._chunk(piece) for piece in pieces])
@@ -133,13 +135,16 @@ class Worker:
         except Exception as error:  # whatever a step dies of ends its requests, not the engine
             log.exception("a step failed")
             message = f"a step of the engine failed: {type(error).__name__}: {error}"
-            for piece in pieces:
-                self._end(self._tasks[piece.job], Failed(message), "failed", keep=False)
+            for task in tasks:  # their shadows go with them
+                self._end(task, Failed(message), "failed", keep=False)
             return False
         self._scheduler.commit(pieces)
         sampled = [piece for piece in pieces if piece.wants_logits]
         for index, piece in enumerate(sampled):
-            self._advance(self._tasks[piece.job], logits, index)
+            if piece.job.check is not None:
+                self._check(piece.job, logits.row(index).copy())
+            if not piece.job.shadow:
+                self._advance(self._tasks[piece.job], logits, index)
         for piece in pieces:
             if not piece.wants_logits:
                 self._tell_prefill(piece)
@@ -152,6 +157,28 @@ class Worker:
         return Chunk(
             job.tokens[piece.start : end], piece.start, job.pages, job.slot, piece.wants_logits, piece.keep
         )
+
+    def _check(self, job: Job, row: Row) -> None:
+        """Note the logits behind the prompt of a request whose hit is checked, or of its shadow; with both of
+        them, say what is wrong, and let go of what it came from.
+        """
+        check = job.check
+        assert check is not None, "a hit that is checked"
+        if job.shadow:
+            check.warm = row
+            self._scheduler.finish(job, keep=False)
+        elif check.cold is None:
+            check.cold = row
+        if check.warm is None or check.cold is None:
+            return
+        task = next(task for task in self._tasks.values() if task.job.check is check)
+        task.job.check = None
+        position = check.match.position
+        place = place_name(task.rendered.boundaries if task.rendered else (), position)
+        wrong = self._scheduler.checker.judge(check, place)
+        if wrong is not None:
+            dropped = self._scheduler.prefix.distrust(task.job.key(), position)
+            log.error("%s", describe(wrong, dropped))
 
     def _advance(self, task: Task, logits: StepLogits, index: int) -> None:
         """Sample one token for a task and tell its reader. A fault here is this request's alone."""
@@ -240,10 +267,11 @@ class Worker:
     def _look(self, work: StepWork) -> Snapshot:
         scheduler = self._scheduler
         queues = Queues(
-            running=len(scheduler.running),
+            running=sum(not job.shadow for job in scheduler.running),
             waiting=len(scheduler.waiting) + len(self._inbox),
             longest=max((len(job.tokens) for job in scheduler.running), default=0),
             skipped=scheduler.prefix.skipped,
+            checks=scheduler.checker.counts(),
         )
         kv, recurrent, experts = self._runner.kv, self._runner.recurrent, self._runner.experts
         pools = (

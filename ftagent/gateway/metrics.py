@@ -65,6 +65,12 @@ def _samples(snapshot: Snapshot) -> Iterator[Sample]:
     yield Sample("ftagent_context_used_tokens", "gauge", "Longest running request.", snapshot.context_used)
     skipped = "States not kept because their pool was full."
     yield Sample("ftagent_anchors_skipped_total", "counter", skipped, snapshot.anchors_skipped)
+    if snapshot.anchor_checks is not None:
+        checks = snapshot.anchor_checks
+        text = "Resumed prompts that were computed cold as well and compared."
+        yield Sample("ftagent_anchor_checks_total", "counter", text, checks.checked)
+        text = "Resumed prompts that were found to be wrong."
+        yield Sample("ftagent_anchor_mismatches_total", "counter", text, checks.wrong)
     for pool in snapshot.pools:
         yield from _pool_samples(pool)
     if snapshot.experts is not None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ class Bench:
             assert job.slot is not None
             tokens = job.tokens[start : start + length]
             chunks.append(Chunk(tokens, start, job.pages, job.slot, wants_logits, keep))
-        rows = iter(self.runner.step(chunks).numpy())
+        rows = iter(self.run_step(chunks).float().numpy())
         self.scheduler.commit(pieces)
         for piece in pieces:
             if piece.wants_logits:
@@ -57,6 +58,9 @@ class Bench:
                     self.scheduler.finish(piece.job)
         self.scheduler.check_integrity()
         return pieces
+
+    def run_step(self, chunks: list[Chunk]) -> torch.Tensor:
+        return self.runner.step(chunks)
 
     def drain(self) -> None:
         for _ in range(10_000):

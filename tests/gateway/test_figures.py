@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ftagent.engine.stats import ExpertStats, PoolStats, RequestStats
+from ftagent.engine.stats import AnchorChecks, AnchorMismatch, ExpertStats, PoolStats, RequestStats
 from ftagent.gateway.metrics import plain, prometheus_text
 from tests.gateway.stage import Stage
 from tests.support.scripted import ScriptedEngine
@@ -39,6 +39,16 @@ def test_unknown_figures_are_left_out(stage: Stage) -> None:
     assert ("ftagent_decode_tokens_per_second", "") not in seen
     assert seen["ftagent_expert_layer_hit_ratio", "0"] == 0.9
     assert ("ftagent_expert_layer_hit_ratio", "1") not in seen
+
+
+def test_checks_are_counted_where_they_are_asked_for(stage: Stage) -> None:
+    quiet = stage.engine.stats()
+    assert ("ftagent_anchor_checks_total", "") not in samples(prometheus_text(quiet))
+    wrong = AnchorMismatch(2, 40, "user[1]", 0.5, 0.005, 7, 8)
+    seen = samples(prometheus_text(replace(quiet, anchor_checks=AnchorChecks(9, 4, 1, wrong))))
+    assert seen["ftagent_anchor_checks_total", ""] == 4
+    assert seen["ftagent_anchor_mismatches_total", ""] == 1
+    assert plain(wrong)["anchor"] == "user[1]"
 
 
 def test_a_pools_name_is_escaped() -> None:

@@ -174,6 +174,18 @@ class PrefixCache:
         self._pages.release(pages)
         return True
 
+    def distrust(self, key: Key, position: int) -> int:
+        """Drop what shares pages with the first `position` ids of `key`, here and in the store, since it was
+        found to be wrong. Returns how many anchors went.
+        """
+        nodes = self._tree.walk(key, position).nodes
+        gone = self._tree.cut(nodes[0]) if nodes else []
+        for anchor in gone:
+            self._forget(anchor)
+        if self._store is not None:
+            self._store.forget(key, position)
+        return len(gone)
+
     def end(self, visit: Visit, position: int, strip: int) -> None:
         """A request has ended at `position`. Its conversation goes on from there, or from the deepest mark up
         to `strip`, where the next turn may leave thinking out.

@@ -95,6 +95,11 @@ class DiskTier:
         self._writing.add(address)
         self._writer.submit(self._write, address, segment)
 
+    def forget(self, address: Address) -> None:
+        path = self._known.pop(address, None)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Wait until everything is written."""
         self._writer.shutdown(wait=True)

@@ -44,6 +44,19 @@ def block_at(boundaries: Sequence[Boundary], token: int) -> tuple[str, int]:
     return "template", -1
 
 
+def place_name(boundaries: Sequence[Boundary], position: int) -> str:
+    """What stands at `position`: the edge there ("user[3]"), or the block that it is inside of."""
+    edge = next((edge for edge in boundaries if edge.position == position), None)
+    if edge is not None:
+        return block_name(edge.kind, edge.message)
+    return f"inside {block_name(*block_at(boundaries, position))}"
+
+
+def block_name(kind: str, message: int) -> str:
+    """ "system[0]", or the kind alone where no message is meant."""
+    return kind if message < 0 else f"{kind}[{message}]"
+
+
 def find_divergence(
     before: tuple[Key, Sequence[Boundary]], after: tuple[Key, Sequence[Boundary]], turn: int
 ) -> Divergence | None:
@@ -54,7 +67,7 @@ def find_divergence(
     if token == length:
         return None
     kind, message = block_at(before[1], token)
-    where = kind if message < 0 else f"{kind}[{message}]"
+    where = block_name(kind, message)
     # Where another block stands now, blocks were left out or put together, as in a compaction.
     same = block_at(after[1], token) == (kind, message)
     return Divergence(turn, token, where, length - token, volatile=same and kind in _STEADY)

@@ -114,6 +114,10 @@ class Tier(Protocol):
 
     def put(self, address: Address, segment: Segment, /) -> None: ...
 
+    def forget(self, address: Address, /) -> None:
+        """Drop that segment, if it is there."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -165,6 +169,10 @@ class HostTier:
             return False
         self._remove(next(iter(self._segments)))
         return True
+
+    def forget(self, address: Address) -> None:
+        if address in self._segments:
+            self._remove(address)
 
     def close(self) -> None:
         self._segments.clear()
@@ -246,6 +254,18 @@ class PrefixStore:
                 return segments
             found.pop()
         return []
+
+    def forget(self, key: Key, position: int) -> None:
+        """Drop all that lies on the way to the first `position` ids of `key`: it was found to be wrong."""
+        for tier in (self._host, self._disk):
+            if tier is not None:
+                ends = sorted(end for end in tier.positions() if end <= position)
+                for address in self._addresses(key, ends):
+                    tier.forget(address)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the books of the tier in memory do not add up."""
+        self._host.check_integrity()
 
     def close(self) -> None:
         """Finish writing and forget."""

@@ -179,6 +179,19 @@ class PrefixTree:
         first = -(-before // self._size) if len(node.anchors) > 1 else node.start // self._size
         return node.pages[first - node.start // self._size :]
 
+    def cut(self, node: Node) -> list[Anchor]:
+        """Take out `node` and all below it, and free their pages. Returns the anchors that went."""
+        assert node.parent is not None, "the root holds no tokens"
+        del node.parent.children[_first(node.run, 0)]
+        gone: list[Anchor] = []
+        below = [node]
+        while below:
+            node = below.pop()
+            self._pages.release(node.pages)
+            gone += node.anchors
+            below += node.children.values()
+        return gone
+
     def path_holds(self, node: Node, place: int) -> int:
         """How often the path that ends with `node` holds the page that `node` holds at `place`."""
         page, index = node.pages[place], node.start // self._size + place

@@ -122,6 +122,8 @@ class ModelConfig:
         reasons = {
             "attention within a window": "sliding_attention" in self.layers,
             "attention sinks": self.sinks,
+            "attention with biases": self.qkv_bias or self.out_bias,
+            "norms of all heads together": self.query_key_norm == "projection",
             "experts with biases or clamps": self.biased_moe or self.swiglu != Swiglu(),
         }
         found = [name for name, given in reasons.items() if given]

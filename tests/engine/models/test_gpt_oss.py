@@ -194,9 +194,15 @@ def test_scales_of_another_dtype_are_refused(tmp_path: Path) -> None:
         load_runner(tmp_path, EngineOptions())
 
 
-def test_a_gpu_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes"), [("gpt_oss", {}), ("llama", {"attention_bias": True, "num_hidden_layers": 1})]
+)
+def test_a_gpu_is_refused_with_the_reason(
+    family: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than that something of the model is left out."""
     monkeypatch.setattr("ftagent.engine.load.choose_device", lambda asked, weights: torch.device("cuda", 0))
-    Oracle("gpt_oss", tmp_path, 0, {})
-    with pytest.raises(ConfigError, match=r"gpt_oss.*does not run on a GPU yet.*--device cpu"):
+    Oracle(family, tmp_path, 0, changes)
+    with pytest.raises(ConfigError, match=f"{family}.*does not run on a GPU yet.*biases.*--device cpu"):
         open_model(tmp_path, EngineOptions(device="cuda:0"))
     assert open_model(tmp_path, EngineOptions(device="auto")).device.type == "cpu"

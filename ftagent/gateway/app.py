@@ -97,6 +97,16 @@ class Routes:
     async def stats(self) -> Response:
         return JSONResponse(plain(self._engine.stats()))
 
+    async def report(self) -> Response:
+        """The figures with what a screen elsewhere needs beside them; `gateway.client` reads it."""
+        try:
+            snapshot = self._engine.stats()
+        except FtError:
+            snapshot = None
+        age_s = max(0.0, time.monotonic() - snapshot.time) if snapshot else 0.0
+        figures = {"version": 1, "health": self._engine.health, "age_s": age_s}
+        return JSONResponse({**figures, "model": plain(self._engine.model), "snapshot": plain(snapshot)})
+
     async def stats_stream(self) -> Response:
         return EventStream(self._snapshots())
 
@@ -162,6 +172,7 @@ def _router(routes: Routes) -> APIRouter:
     router.add_api_route("/metrics", routes.metrics, methods=["GET"])
     router.add_api_route("/v1/stats", routes.stats, methods=["GET"])
     router.add_api_route("/v1/stats/stream", routes.stats_stream, methods=["GET"])
+    router.add_api_route("/v1/ftagent/stats", routes.report, methods=["GET"])
     router.add_api_route("/v1/models", routes.models, methods=["GET"])
     router.add_api_route("/v1/models/{model_id:path}", routes.model, methods=["GET"])
     router.add_api_route("/v1/messages", routes.messages, methods=["POST"])

@@ -7,9 +7,6 @@ pace of `pacing`. Every key and command is a row of `actions`.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -32,6 +29,7 @@ from ftagent.answer import Recorder, chat_request
 from ftagent.engine.api import Engine, GenerateRequest
 from ftagent.errors import ConfigError, FtError
 from ftagent.sessions import NEWEST, Session, SessionStore, SessionSummary
+from ftagent.tui import lifetime
 from ftagent.tui.actions import ACTIONS, Action, help_lines, parse_command, unknown_command
 from ftagent.tui.export import last_answer, write_export
 from ftagent.tui.figures import TurnFigures, details, figures
@@ -369,23 +367,9 @@ def run_chat(
     """
     need_terminal()
     session = store.create(engine.model.id) if resume is None else store.resume(resume or NEWEST)
-    return asyncio.run(_run_until_signal(ChatApp(engine, store, session, thinking)))
+    return asyncio.run(lifetime.run_until_signal(ChatApp(engine, store, session, thinking)))
 
 
 def need_terminal() -> None:
     """Raise ConfigError where the screen cannot be drawn or the keys cannot be read."""
-    hint = 'for one answer without a screen use `ftagent chat -p "..."`'
-    # stderr too: that is where Textual draws.
-    for name, stream in (("stdin", sys.stdin), ("stdout", sys.stdout), ("stderr", sys.stderr)):
-        if not stream.isatty():
-            raise ConfigError(f"chat needs a terminal, and {name} is none; {hint}")
-    if os.environ.get("TERM") == "dumb":
-        raise ConfigError(f"chat cannot draw on a dumb terminal (TERM=dumb); {hint}")
-
-
-async def _run_until_signal(app: ChatApp) -> int:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        loop.add_signal_handler(number, app.exit, 128 + number)
-    code = await app.run_async()
-    return code if code is not None else app.return_code or 0
+    lifetime.need_terminal("chat", 'for one answer without a screen use `ftagent chat -p "..."`')

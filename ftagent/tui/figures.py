@@ -18,8 +18,10 @@ _PHASES = {"idle": "○ idle", "prefill": "◐ prefill", "decode": "● decode",
 
 
 class Row(NamedTuple):
+    """A figure and its name. Without a value (None) the label has the line; an empty one makes a heading."""
+
     label: str
-    value: str
+    value: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,9 @@ def figures(
     phase = _PHASES[snapshot.phase] if snapshot else UNKNOWN
     if health != "ok":
         phase = f"✕ {health}"
-    speed = _number(snapshot.decode_tokens_per_s if snapshot else None, "tok/s")
-    prefill = _number(snapshot.prefill_tokens_per_s if snapshot else None, "tok/s")
-    hits = _percent(snapshot.experts.hit_rate if snapshot and snapshot.experts else None)
+    speed = number(snapshot.decode_tokens_per_s if snapshot else None, "tok/s")
+    prefill = number(snapshot.prefill_tokens_per_s if snapshot else None, "tok/s")
+    hits = percent(snapshot.experts.hit_rate if snapshot and snapshot.experts else None)
     slots = _units(_pool(snapshot, "experts"))
     kv = _tokens(_pool(snapshot, "kv"))
     context = f"{_context_used(snapshot, turn)} / {model.context:,}"
@@ -60,7 +62,7 @@ def figures(
         Row("expert slots", slots),
         Row("KV tokens", kv),
         Row("context", context),
-        Row("first token", _number(turn.first_token_s, "s", digits=2)),
+        Row("first token", number(turn.first_token_s, "s", digits=2)),
         Row("cached", _cached(turn.usage)),
     )
     brief = (phase, speed, f"hits {hits}", f"slots {slots}", f"KV {kv}", f"context {context}")
@@ -89,9 +91,9 @@ def details(snapshot: Snapshot) -> list[Row]:
         Row("generated", f"{snapshot.completion_tokens:,} tokens since start"),
     ]
     for pool in snapshot.pools:
-        size = _bytes(pool.total * pool.unit_bytes)
+        whole = size(pool.total * pool.unit_bytes)
         rows.append(
-            Row(f"pool {pool.name}", f"{pool.used:,} / {pool.total:,} of {_bytes(pool.unit_bytes)}, {size}")
+            Row(f"pool {pool.name}", f"{pool.used:,} / {pool.total:,} of {size(pool.unit_bytes)}, {whole}")
         )
     if experts := snapshot.experts:
         rows.append(
@@ -100,7 +102,7 @@ def details(snapshot: Snapshot) -> list[Row]:
                 f"{experts.hits:,} hits, {experts.misses:,} misses, {experts.evictions:,} evictions",
             )
         )
-        layers = " ".join(_percent(rate) for rate in experts.layer_hit_rate)
+        layers = " ".join(percent(rate) for rate in experts.layer_hit_rate)
         rows.append(Row("hits by layer", layers or UNKNOWN))
     rows.append(Row("skipped anchors", f"{snapshot.anchors_skipped:,}"))
     return rows
@@ -142,15 +144,18 @@ def _cached(usage: Usage | None) -> str:
     return f"{usage.cached_tokens:,} / {usage.prompt_tokens:,}" if usage else UNKNOWN
 
 
-def _number(value: float | None, unit: str, digits: int = 1) -> str:
+def number(value: float | None, unit: str, digits: int = 1) -> str:
+    """A quantity with its unit."""
     return f"{value:,.{digits}f} {unit}" if value is not None else UNKNOWN
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share of 0 to 1."""
     return f"{100 * share:.1f} %" if share is not None else UNKNOWN
 
 
-def _bytes(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes in binary units."""
     value = float(count)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

@@ -8,8 +8,9 @@ from textual.widgets import Static
 from ftagent.answer import safe_text
 from ftagent.engine.api import ModelInfo
 from ftagent.tui.actions import footer_labels
-from ftagent.tui.figures import Figures, fit
+from ftagent.tui.figures import Figures, Row, fit
 
+LABEL = 12  # columns of a figure's name
 EMBEDDED_NOTE = "small embedded model: it knows ftagent's basics, not much else"
 
 
@@ -17,6 +18,16 @@ def header_text(model: ModelInfo) -> str:
     """Which model speaks, and what to expect of it."""
     name = f"ftagent chat  {safe_text(model.id)} on {safe_text(model.device)}"
     return f"{name}  {EMBEDDED_NOTE}" if model.embedded else name
+
+
+def _line(row: Row, width: int) -> str:
+    """A row in `width` columns; a value that is too long takes room from its name."""
+    if row.value is None:
+        return row.label[:width]
+    if not row.value:
+        return f"{row.label} ".ljust(width, "─")[:width]
+    label = row.label.ljust(LABEL)[: max(0, width - len(row.value))]
+    return f"{label}{row.value:>{max(1, width - len(label))}}"[:width]
 
 
 class FiguresColumn(Static):
@@ -30,7 +41,7 @@ class FiguresColumn(Static):
         if (figures, width) == (self._figures, self._width) or not width:
             return
         self._figures, self._width = figures, width
-        lines = [f"{row.label:<12}{row.value:>{max(1, width - 12)}}" for row in figures.rows]
+        lines = [_line(row, width) for row in figures.rows]
         age = f"stale {figures.stale_s} s" if figures.stale_s is not None else ""
         text = "\n".join([*lines, age])
         self.update(Content.styled(text, "dim") if age else Content(text), layout=False)

@@ -127,8 +127,9 @@ class PtyChild:
     def close(self) -> None:
         """Let go of the terminal. What still runs on it is hung up."""
         if self._master >= 0:
-            self._loop.remove_reader(self._master)
-            self._loop.remove_writer(self._master)
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._master)
+                self._loop.remove_writer(self._master)
             os.close(self._master)
             self._master = -1
 

@@ -48,6 +48,13 @@ class KeyParser(XTermParser):
 class PaneDriver(LinuxDriver):
     """The driver of the run screen."""
 
+    def use_mouse(self, on: bool) -> None:
+        """Have the terminal report the mouse, or keep it for selecting text."""
+        if on:
+            self._enable_mouse_support()
+        else:
+            self._disable_mouse_support()
+
     def run_input_thread(self) -> None:
         """Read the terminal until told to end; each key goes to the app as soon as it is known."""
         parser = KeyParser(self._debug)

@@ -25,7 +25,7 @@ from ftagent.adapters.process import Ended
 from ftagent.tui.pacing import Pacer
 from ftagent.tui.terminal.board import BoardEmulator
 from ftagent.tui.terminal.child import PtyChild
-from ftagent.tui.terminal.emulator import Bell, CellStyle, Clipboard, Colour, Colours, Emulator, Row
+from ftagent.tui.terminal.emulator import Bell, CellStyle, Clipboard, Colour, Colours, Emulator, Row, row_text
 from ftagent.tui.terminal.input import MouseKind, encode_focus, encode_mouse, encode_paste, encode_wheel
 from ftagent.tui.terminal.keys import ALT, CTRL, SHIFT, encode_key
 
@@ -205,6 +205,14 @@ class TerminalView(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         strip = self._strips[y] if y < len(self._strips) else Strip.blank(0)
         return strip.adjust_cell_length(self.size.width)
+
+    def screen_strips(self) -> list[Strip]:
+        """The program's screen without a cursor, down to the last row with something on it."""
+        emulator = self.emulator
+        rows = [emulator.row(index) for index in range(emulator.rows)]
+        while rows and not row_text(rows[-1]):
+            rows.pop()
+        return [_strip(row, None, emulator.columns) for row in rows]
 
     def scroll_back(self, rows: int) -> None:
         """Show older rows, or with a negative count newer ones."""

@@ -1,0 +1,104 @@
+"""An agent with a screen: in a pane beside the engine's figures, or on the whole terminal, perhaps in tmux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ftagent.adapters import process
+from ftagent.adapters.base import Target
+from ftagent.commands.common import log_to_file
+from ftagent.engine.api import Engine
+from ftagent.errors import ConfigError
+
+Way = Literal["pane", "exec", "tmux"]
+
+_FIGURES_COLUMNS = 36  # of the tmux pane
+# What tells an agent about the user's terminal, which is not the one it runs in.
+_OUTER = ("TMUX", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "COLORFGBG")
+# What makes agents believe in a terminal that has what ours has. Claude Code knows terminals by name: it asks
+# only these for keys like Shift+Tab and Shift+Enter; its full-screen mode scrolls by itself and writes less.
+_BELIEVED: Mapping[str, Mapping[str, str]] = {
+    "claude-code": {"TERM_PROGRAM": "ghostty", "CLAUDE_CODE_NO_FLICKER": "1"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Interactive:
+    """One run of an agent with a screen."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    target: Target
+    engine: Engine | None  # of this process; else the one at `target`
+    prefix_key: str
+
+
+def choose(asked: Way | None) -> Way:
+    """The way that was asked for, else a pane where there is room for one. Raises ConfigError."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("no terminal for the agent, stdin or stdout is none; give the task with -p TASK")
+    if asked == "tmux" and not (os.environ.get("TMUX") and shutil.which("tmux")):
+        raise ConfigError("--tmux works inside tmux alone; start `tmux` first, or use --pane")
+    if asked == "pane" and os.environ.get("TERM") == "dumb":
+        raise ConfigError("--pane cannot draw on a dumb terminal (TERM=dumb); use --exec")
+    if asked is not None:
+        return asked
+    from ftagent.tui.panes import COLUMNS, ROWS
+
+    columns, rows = shutil.get_terminal_size()
+    room = columns >= COLUMNS and rows >= ROWS and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return "pane" if room else "exec"
+
+
+def run(run: Interactive, way: Way) -> int:
+    """Run the agent to its end; returns the exit code to pass on. Raises AgentNotExecutable or AgentFailed."""
+    log_to_file()
+    if way == "pane":
+        return _in_pane(run)
+    with _figures_beside() if way == "tmux" else contextlib.nullcontext():
+        return process.run_foreground(run.arguments, run.environment).exit_code
+
+
+def _in_pane(run: Interactive) -> int:
+    from ftagent.tui.feed import Feed, LocalFeed, RemoteFeed
+    from ftagent.tui.host_keys import HostKeys
+    from ftagent.tui.run import Agent, run_agent
+    from ftagent.tui.terminal.outer import ask_colours
+
+    keys = HostKeys(run.prefix_key)
+    feed: Feed = LocalFeed(run.engine) if run.engine else RemoteFeed(run.target.url, run.target.token)
+    try:
+        agent = Agent(run.name, run.arguments, pane_environment(run.name, run.environment))
+        outcome = run_agent(agent, feed, keys, ask_colours(sys.stdin.fileno()))
+    finally:
+        feed.close()
+    print(*outcome.screen, sep="\n", flush=True)  # noqa: T201  # what the agent showed last stays to be read
+    return outcome.exit_code
+
+
+def pane_environment(name: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The agent's environment in the pane: the terminal it names is ours."""
+    inner = {key: value for key, value in environment.items() if key not in _OUTER}
+    return {**inner, "TERM": "xterm-256color", "COLORTERM": "truecolor", **_BELIEVED.get(name, {})}
+
+
+@contextlib.contextmanager
+def _figures_beside() -> Iterator[None]:
+    """`ftagent top` in a tmux pane at the right, which finds the engine by its note, while the agent runs."""
+    top = [sys.executable, "-m", "ftagent", "top", "--pid", str(os.getpid())]
+    split = ["tmux", "split-window", "-h", "-d", "-l", str(_FIGURES_COLUMNS), "-P", "-F", "#{pane_id}"]
+    done = subprocess.run([*split, *top], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"tmux has no room for figures beside the agent: {done.stderr.strip()}; use --exec")
+    try:
+        yield
+    finally:
+        subprocess.run(["tmux", "kill-pane", "-t", done.stdout.strip()], capture_output=True, check=False)

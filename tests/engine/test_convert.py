@@ -23,6 +23,7 @@ from ftagent.engine.weights.ftw_reader import FtwCheckpoint
 from ftagent.errors import ConfigError
 from tests.engine.models.driving import logits_by_chunks
 from tests.engine.models.test_fp8 import BIG, is_stacked, rewrite, stack_experts
+from tests.engine.models.test_gpt_oss import PACKABLE, pack
 from tests.engine.models.tiny import FAMILIES, Oracle
 from tests.support.ftw_by_the_book import Book, values
 
@@ -57,12 +58,17 @@ def fp8(stacked: bool, prefix: str, scales: torch.dtype) -> Maker:
     return make
 
 
+def mxfp4(directory: Path) -> None:
+    pack(Oracle("gpt_oss", directory, 6, PACKABLE), 6)
+
+
 MAKERS: dict[str, Maker] = {
     **{name: family(name) for name in FAMILIES},
     "bfloat16": typed(torch.bfloat16),
     "float16": typed(torch.float16),
     "fp8": fp8(False, "model.", torch.float32),
     "fp8 stacked": fp8(True, "model.language_model.", torch.bfloat16),
+    "mxfp4": mxfp4,
 }
 
 

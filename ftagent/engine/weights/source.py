@@ -108,6 +108,7 @@ class Checker:
 
     def expect_bytes(self, name: str, shape: tuple[int, ...]) -> None:
         """Note a problem unless `name` is there with `shape` and a byte for each element."""
+        self.asked.append(name)
         entry = self._checkpoint.entries.get(name)
         if entry is None:
             self.missing.append(name)

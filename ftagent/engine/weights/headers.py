@@ -18,7 +18,7 @@ def parse_object(file: Path, text: bytes) -> dict[str, Any]:
     of which readers would believe different ones.
     """
     try:
-        parsed = json.loads(text, object_pairs_hook=_unique)
+        parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:  # also: not UTF-8, numbers of absurd length
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise LoadFailed(f"{file}: not valid JSON ({reason}); download the file again") from error
@@ -35,6 +35,10 @@ def is_count(value: object) -> TypeGuard[int]:
 def are_counts(values: object) -> TypeGuard[Sequence[int]]:
     """A list of such numbers."""
     return isinstance(values, list) and all(is_count(value) for value in values)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ whose pages form one run is read without a copy; `allocate(after=...)` keeps run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -167,3 +167,19 @@ def token_runs(pages: Sequence[int], begin: int, end: int) -> list[tuple[int, in
             runs.append((place, tokens))
         position += tokens
     return runs
+
+
+def split_runs(runs: Sequence[tuple[int, int]], tokens: int) -> Iterator[list[tuple[int, int]]]:
+    """The same runs in pieces of `tokens` tokens; the last may have fewer."""
+    piece: list[tuple[int, int]] = []
+    room = tokens
+    for place, length in runs:
+        while length:
+            taken = min(length, room)
+            piece.append((place, taken))
+            place, length, room = place + taken, length - taken, room - taken
+            if not room:
+                yield piece
+                piece, room = [], tokens
+    if piece:
+        yield piece

@@ -76,6 +76,13 @@ def attend_window(
     return Partial(out, lse)
 
 
+def merge(first: Partial, second: Partial) -> Partial:
+    """Attention over the union of two disjoint sets of keys; `out` in float32."""
+    lse = torch.logaddexp(first.lse, second.lse)
+    out = first.out.float() * (first.lse - lse).exp().unsqueeze(-1)
+    return Partial(out.addcmul_(second.out.float(), (second.lse - lse).exp().unsqueeze(-1)), lse)
+
+
 def join(parts: list[Partial], sinks: torch.Tensor | None = None) -> torch.Tensor:
     """Attention over the union of disjoint sets of keys: [heads, rows, head_dim]. `sinks` float32 [heads]."""
     if len(parts) == 1 and sinks is None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from ftagent.engine.kernels.swiglu import Swiglu
 from ftagent.errors import LoadFailed
 
-LayerKind = Literal["full_attention", "sliding_attention", "linear_attention"]
+LayerKind = Literal["full_attention", "sliding_attention", "linear_attention", "latent_attention"]
 ROPE_KINDS = ("default", "mrope", "linear", "llama3", "yarn")
 
 
@@ -37,6 +37,36 @@ class LinearShape(NamedTuple):
     def channels(self) -> int:
         """Channels of the convolution: q, k and v together."""
         return 2 * self.keys + self.values
+
+
+class LatentShape(NamedTuple):
+    """Multi-head latent attention: ranks of what is compressed, and the parts of a head."""
+
+    query_rank: int  # 0: queries are not compressed
+    rank: int  # of the latent that keys and values are made of
+    plain_dim: int  # of queries and keys, without position
+    rotary_dim: int  # of queries and of the key that all heads share
+    value_dim: int
+    interleaved: bool = True  # weights have the two dimensions of a rotation beside each other
+
+    @property
+    def head_dim(self) -> int:
+        """Of queries and keys."""
+        return self.plain_dim + self.rotary_dim
+
+    @property
+    def stored(self) -> int:
+        """Values that a token leaves in the pages."""
+        return self.rank + self.rotary_dim
+
+
+class SigmoidRouting(NamedTuple):
+    """How experts are chosen whose scores are sigmoids; see `sigmoid_moe.choose`."""
+
+    groups: int = 1
+    groups_kept: int = 1
+    scale: float = 1.0  # of all weights
+    bias: str = "gate.e_score_correction_bias"  # its tensor, below the MoE layer
 
 
 class RopeScaling(NamedTuple):
@@ -108,6 +138,9 @@ class ModelConfig:
     out_bias: bool = False  # of attention's output projection
     window: int = 0  # tokens that one of a sliding layer sees, itself included
     sinks: bool = False  # each attention head has one score more, without a value
+    latent: LatentShape | None = None
+    score_scale: float = 1.0  # latent attention: times 1 / sqrt(head size)
+    sigmoid: SigmoidRouting | None = None  # None: softmax, and shared experts have a gate
     moe_names: MoeNames = MoeNames()  # noqa: RUF009 - a tuple
     biased_moe: bool = False  # router and experts
     swiglu: Swiglu = Swiglu()  # noqa: RUF009 - a tuple; of routed experts
@@ -124,7 +157,9 @@ class ModelConfig:
             "attention sinks": self.sinks,
             "attention with biases": self.qkv_bias or self.out_bias,
             "norms of all heads together": self.query_key_norm == "projection",
+            "attention over latents": self.latent is not None,
             "experts with biases or clamps": self.biased_moe or self.swiglu != Swiglu(),
+            "routing by sigmoids": self.sigmoid is not None,
         }
         found = [name for name, given in reasons.items() if given]
         return ", ".join(found) or None
@@ -144,6 +179,10 @@ class ConfigFile:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise LoadFailed(f"{self.path}: {key} must be a whole number, found {value!r}")
         return value
+
+    def optional(self, key: str, default: int) -> int:
+        """A whole number, 0 where the file says null."""
+        return 0 if key in self.values and self.values[key] is None else self.positive(key, default)
 
     def positive(self, key: str, default: int | None = None) -> int:
         value = self.integer(key, default)

@@ -21,7 +21,9 @@ from ftagent.engine.kernels.linear import vector_products
 from ftagent.engine.models.batch import Batch, make_batch
 from ftagent.engine.models.config import ModelConfig
 from ftagent.engine.models.gated_delta_net import GatedDeltaNet
+from ftagent.engine.models.latent_attention import LatentAttention
 from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope, WindowAttention, norm_weight
+from ftagent.engine.models.sigmoid_moe import SigmoidMoe
 from ftagent.engine.weights.source import Source
 
 if TYPE_CHECKING:
@@ -33,9 +35,9 @@ class Block:
     """One layer: norm, mixer, add; norm, MLP, add."""
 
     mixer_norm: RmsNorm
-    mixer: Attention | WindowAttention | GatedDeltaNet
+    mixer: Attention | WindowAttention | LatentAttention | GatedDeltaNet
     mlp_norm: RmsNorm
-    mlp: Mlp | Moe
+    mlp: Mlp | Moe | SigmoidMoe
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,11 @@ class Pools:
 
 
 def kv_shape(config: ModelConfig) -> KvShape:
-    """What a token leaves in the KV pages of this model: keys and values of every layer that sees
-    all of them.
+    """What a token leaves in the KV pages of this model: keys and values, or one latent, of every layer that
+    sees all of them.
     """
+    if config.latent is not None:
+        return KvShape(config.layers.count("latent_attention"), 1, config.latent.stored)
     return KvShape(config.layers.count("full_attention"), 2 * config.kv_heads, config.head_dim)
 
 
@@ -99,19 +103,22 @@ def _block(config: ModelConfig, source: Source, layer: int) -> Block:
     prefix = f"layers.{layer}."
     kind = config.layers[layer]
     ordinal = config.layers[:layer].count(kind)  # index of the layer among its kind: its place in the pool
-    mixer: Attention | WindowAttention | GatedDeltaNet
+    mixer: Attention | WindowAttention | LatentAttention | GatedDeltaNet
     if kind == "linear_attention":
         assert config.linear is not None, "a family with linear layers gives their shape"
         mixer = GatedDeltaNet(config.linear, config, source, prefix + "linear_attn.", ordinal)
     elif kind == "sliding_attention":
         mixer = WindowAttention(config, source, prefix + "self_attn.", ordinal)
+    elif kind == "latent_attention":
+        mixer = LatentAttention(config, source, prefix + "self_attn.", ordinal)
     else:
         mixer = Attention(config, source, prefix + "self_attn.", ordinal)
-    mlp: Mlp | Moe
+    mlp: Mlp | Moe | SigmoidMoe
     if layer in config.dense_layers:
         mlp = Mlp(source, prefix + "mlp.", config.hidden, config.dense_intermediate)
     else:
-        mlp = Moe(config, source, prefix + config.moe_names.block, config.moe_layers.index(layer))
+        kind_of_moe = Moe if config.sigmoid is None else SigmoidMoe
+        mlp = kind_of_moe(config, source, prefix + config.moe_names.block, config.moe_layers.index(layer))
     return Block(
         mixer_norm=_norm(config, source, prefix + "input_layernorm.weight"),
         mixer=mixer,
@@ -166,7 +173,7 @@ class Decoder:
         return block.mixer(x, batch, self.pools.kv, self.rope, turn)
 
     def _feed(self, block: Block, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if isinstance(block.mlp, Moe):
+        if isinstance(block.mlp, Moe | SigmoidMoe):
             assert self.pools.experts is not None, "a model with MoE layers has an expert pool"
             return block.mlp(x, batch, self.pools.experts)
         return block.mlp(x, batch)

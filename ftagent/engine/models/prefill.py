@@ -44,13 +44,14 @@ def _normed(norm: RmsNorm, x: torch.Tensor) -> torch.Tensor:
 def _mix(block: Block, x: torch.Tensor, batch: Batch, rope: Rope, pools: Pools) -> torch.Tensor:
     if isinstance(block.mixer, GatedDeltaNet):
         return mix_delta(block.mixer, x, batch, pools.states)
-    assert isinstance(block.mixer, Attention), "families with window layers run on the CPU"
+    assert isinstance(block.mixer, Attention), "families with other mixers run on the CPU"
     return mix_attention(block.mixer, x, batch, pools.kv, rope)
 
 
 def _feed(block: Block, x: torch.Tensor, batch: Batch, pool: RoutedExperts | None) -> torch.Tensor:
     if isinstance(block.mlp, Mlp):
         return feed_dense(block.mlp, x, batch)
+    assert isinstance(block.mlp, Moe), "families that route by sigmoids run on the CPU"
     assert pool is not None, "a model with MoE layers has an expert pool"
     return feed_experts(block.mlp, x, batch, pool)
 

@@ -4,11 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ftagent.engine.models import gpt_oss, llama, mixtral, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
+from ftagent.engine.models import (
+    deepseek_v3,
+    glm4_moe,
+    gpt_oss,
+    llama,
+    minimax_m2,
+    mixtral,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 from ftagent.engine.models.config import ModelConfig, read_config
 from ftagent.errors import LoadFailed
 
-FAMILIES = (qwen3_moe, qwen3_5_moe, qwen3_next, qwen3, llama, mixtral, gpt_oss)
+FAMILIES = (
+    qwen3_moe,
+    qwen3_5_moe,
+    qwen3_next,
+    gpt_oss,
+    deepseek_v3,
+    glm4_moe,
+    minimax_m2,
+    mixtral,
+    qwen3,
+    qwen3_5,
+    llama,
+)
+NOT_YET = {
+    "deepseek_v32": "its sparse attention (the indexer) is not computed here yet",
+    "glm_moe_dsa": "its sparse attention (the indexer) is not computed here yet",
+    "deepseek_v4": "its compressed attention and hyper-connections are not computed here yet",
+}
 
 
 def model_config(directory: Path) -> ModelConfig:
@@ -20,6 +49,8 @@ def model_config(directory: Path) -> ModelConfig:
     for family in FAMILIES:
         if model_type in family.MODEL_TYPES:
             return _consistent(config.path, family.parse(config))
+    if model_type in NOT_YET:
+        raise LoadFailed(f"{config.path}: model_type {model_type!r} is not supported: {NOT_YET[model_type]}")
     known = ", ".join(name for family in FAMILIES for name in family.MODEL_TYPES)
     raise LoadFailed(f"{config.path}: model_type {model_type!r} is not known here; known are {known}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftagent.engine.models.config import ModelConfig
+from ftagent.engine.models.config import LatentShape, ModelConfig
 
 
 def parameters(config: ModelConfig, active: bool = False) -> int:
@@ -18,6 +18,9 @@ def parameters(config: ModelConfig, active: bool = False) -> int:
 
 def widest(config: ModelConfig) -> int:
     """Values of the widest row between two matrices of a layer."""
+    if config.latent is not None:
+        heads = config.heads * max(config.latent.head_dim, config.latent.plain_dim + config.latent.value_dim)
+        return max(heads, 2 * config.dense_intermediate, config.hidden)
     heads = config.heads * (2 if config.gated_attention else 1) + 2 * config.kv_heads
     linear = config.linear.channels + config.linear.values if config.linear else 0
     return max(heads * config.head_dim, linear, 2 * config.dense_intermediate, config.hidden)
@@ -28,13 +31,22 @@ def _mixer(config: ModelConfig, kind: str) -> int:
         linear = config.linear
         assert linear is not None, "a family with linear layers gives their shape"
         return config.hidden * (linear.channels + 2 * (linear.values + linear.value_heads))
+    if config.latent is not None:
+        return _latent(config, config.latent)
     queries = config.heads * (3 if config.gated_attention else 2)
     return config.hidden * config.head_dim * (queries + 2 * config.kv_heads)
+
+
+def _latent(config: ModelConfig, shape: LatentShape) -> int:
+    queries = config.heads * shape.head_dim
+    query = (config.hidden + queries) * shape.query_rank if shape.query_rank else config.hidden * queries
+    up = config.heads * (shape.plain_dim + shape.value_dim) * shape.rank
+    return query + config.hidden * (shape.stored + config.heads * shape.value_dim) + up
 
 
 def _moe(config: ModelConfig, active: bool) -> int:
     used = config.experts_per_token if active else config.experts
     per_channel = 3 * used * config.expert_intermediate + config.experts
     if config.shared_intermediate:
-        per_channel += 3 * config.shared_intermediate + 1
+        per_channel += 3 * config.shared_intermediate + (config.sigmoid is None)
     return config.hidden * per_channel

@@ -55,8 +55,46 @@ CASES: dict[str, list[dict[str, Any]]] = {
             "linear_conv_kernel_dim": 3,
         },
     ],
+    "qwen3_5": [
+        {},
+        {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "intermediate_size": 33, "vocab_size": 97},
+        {"tie_word_embeddings": True, "num_key_value_heads": 1, "num_attention_heads": 3, "hidden_size": 56},
+    ],
+    "glm4_moe": [
+        {},
+        {"attention_bias": True, "use_qk_norm": False, "num_experts_per_tok": 1, "moe_intermediate_size": 17},
+        {"n_group": 2, "n_routed_experts": 6, "first_k_dense_replace": 2, "n_shared_experts": 2},
+        {"norm_topk_prob": False, "routed_scaling_factor": 1.7, "num_key_value_heads": 1, "hidden_size": 56},
+    ],
+    "minimax_m2": [
+        {},
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 1,
+        },
+        {"rotary_dim": 8, "intermediate_size": 17, "hidden_size": 56, "tie_word_embeddings": True},
+    ],
+    "deepseek_v3": [
+        {},
+        {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "v_head_dim": 32, "kv_lora_rank": 9},
+        {
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+        },
+        {
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+        },
+        {"first_k_dense_replace": 0, "qk_nope_head_dim": 5, "qk_rope_head_dim": 2, "hidden_size": 56},
+    ],
 }
-SMALLER = {"qwen3_next": {"initializer_range": 0.1}}
+SMALLER = {"qwen3_next": {"initializer_range": 0.1}, "qwen3_5": {"initializer_range": 0.1}, "deepseek_v3": {}}
 
 
 @pytest.mark.parametrize(

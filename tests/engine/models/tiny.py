@@ -47,11 +47,35 @@ GPT_OSS = {
     "intermediate_size": 24,
     "sliding_window": 16,
 }
+LATENT: dict[str, Any] = {
+    **{
+        key: value
+        for key, value in SMALL.items()
+        if key not in ("head_dim", "num_experts", "num_key_value_heads")
+    },
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 40,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 14,
+}
+GLM: dict[str, Any] = {**SMALL, "n_routed_experts": 8, "intermediate_size": 40, "use_qk_norm": True}
+del GLM["num_experts"]
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", SMALL),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**SMALL, **LINEAR}),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**SMALL, **LINEAR}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", DENSE),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**DENSE, **LINEAR}),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", LATENT),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM", GLM),
+    "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM", MIXTRAL),
     "llama": ("LlamaConfig", "LlamaForCausalLM", DENSE),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", MIXTRAL),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", GPT_OSS),
@@ -73,6 +97,9 @@ class Oracle:
             for name, parameter in self.model.named_parameters():
                 if "norm" in name or "bias" in name or "sinks" in name:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+            for name, buffer in self.model.named_buffers():
+                if "correction_bias" in name:
+                    buffer.add_(torch.randn_like(buffer) * 0.1)
         self.model.save_pretrained(directory)
         self.directory = directory
         self.vocab = int(config.vocab_size)

@@ -1,0 +1,160 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): pages hold one compressed vector a token.
+
+What is stored of a token is its latent, normed, and a rotated key that all heads share. Keys and values of a
+head are products of the latent. Two forms give the same result: `absorbed` takes the query to the latent and
+attends there, one KV head for all; `expanded` makes keys and values again. The first costs more for each pair
+of query and token, the second for each token, so decode takes the first and long chunks the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from ftagent.engine.context.pages import KvStorage, split_runs
+from ftagent.engine.kernels.attention import Partial, attend_all, attend_causal, merge
+from ftagent.engine.kernels.linear import matrix_product, project
+from ftagent.engine.models.batch import SEGMENT, Batch, Runs, Span
+from ftagent.engine.models.config import LatentShape, ModelConfig
+from ftagent.engine.models.layers import RmsNorm, Rope, norm_weight
+from ftagent.engine.weights.source import Source
+
+EPS = 1e-6  # of the norms of latents, whatever the other norms of a model have
+
+
+def expand_from(shape: LatentShape) -> int:
+    """Rows of a chunk from which its past is better expanded: multiplications of a head for one token, which
+    are `rank` * (plain + value) once, against the difference of both forms in each row.
+    """
+    wide = max(shape.head_dim, shape.value_dim)
+    saved = 2 * (shape.stored - wide)
+    return -(-shape.rank * (shape.plain_dim + shape.value_dim) // saved) if saved > 0 else 2**31
+
+
+class LatentAttention:
+    """One layer; `kv_layer` is its index among those that have pages. x is [rows, hidden]."""
+
+    def __init__(self, config: ModelConfig, source: Source, prefix: str, kv_layer: int) -> None:
+        shape = config.latent
+        assert shape is not None, "a family with latent attention gives its shape"
+        self.shape, self.heads, self.kv_layer = shape, config.heads, kv_layer
+        self.scale = config.score_scale * shape.head_dim**-0.5
+        self.expand_from = expand_from(shape)
+        heads, hidden = config.heads, config.hidden
+        queries = heads * shape.head_dim
+        self.query = self.query_norm = None
+        if shape.query_rank:
+            first = (prefix + "q_a_proj.weight", shape.query_rank)
+            order = torch.arange(shape.query_rank)
+            self.query_norm = RmsNorm(
+                norm_weight(source, prefix + "q_a_layernorm.weight", shape.query_rank, centred=False), EPS
+            )
+            parts = [(prefix + "q_b_proj.weight", queries)]
+            self.query = source.joined(parts, shape.query_rank, _halves(shape, heads, shape.plain_dim))
+        else:
+            first = (prefix + "q_proj.weight", queries)
+            order = _halves(shape, heads, shape.plain_dim)
+        latent = (prefix + "kv_a_proj_with_mqa.weight", shape.stored)
+        order = torch.cat((order, first[1] + _halves(shape, 1, shape.rank)))
+        self.into = source.joined([first, latent], hidden, order)  # query or its latent | latent | rotary key
+        self.latent_norm = RmsNorm(
+            norm_weight(source, prefix + "kv_a_layernorm.weight", shape.rank, centred=False), EPS
+        )
+        up = heads * (shape.plain_dim + shape.value_dim)
+        self.up = source.dense(prefix + "kv_b_proj.weight", up, shape.rank)
+        by_head = self.up.view(heads, -1, shape.rank)
+        self.up_keys, self.up_values = by_head[:, : shape.plain_dim], by_head[:, shape.plain_dim :]
+        self.out = source.dense(prefix + "o_proj.weight", hidden, heads * shape.value_dim)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        batch: Batch,
+        kv: KvStorage,
+        rope: Rope,
+        turn: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        shape, rows = self.shape, len(x)
+        query, latent, rotary_key = torch.split_with_sizes(
+            project(x, self.into, batch.decode),
+            [len(self.into) - shape.stored, shape.rank, shape.rotary_dim],
+            dim=-1,
+        )
+        if self.query is not None and self.query_norm is not None:
+            query = project(self.query_norm(query), self.query, batch.decode)
+        query = query.reshape(rows, self.heads, shape.head_dim)
+        turned = torch.cat((query[..., shape.plain_dim :], rotary_key.unsqueeze(1)), dim=1).float()
+        rope.rotate(turned, *turn)
+        turned = turned.to(x.dtype)
+        query = torch.cat((query[..., : shape.plain_dim], turned[:, : self.heads]), dim=-1)
+        stored = torch.cat((self.latent_norm(latent), turned[:, self.heads]), dim=-1)
+        kv.write(self.kv_layer, batch.places, stored.unsqueeze(0))
+        done = [
+            self._absorbed_values(self._absorbed(query[row : row + 1], segments, kv))
+            for row, segments in enumerate(batch.decode_pasts)
+        ]
+        done += [self._span(query[span.rows], stored[span.rows], span, kv) for span in batch.spans]
+        out = done[0] if len(done) == 1 else torch.cat(done)
+        return project(out.reshape(rows, -1), self.out, batch.decode)
+
+    def _span(self, query: torch.Tensor, stored: torch.Tensor, span: Span, kv: KvStorage) -> torch.Tensor:
+        """query [rows, heads, d] over the rows themselves, expanded, and over their past."""
+        by_head = query.transpose(0, 1)
+        own = attend_causal(self._padded(by_head), *self._expanded(stored), self.scale)
+        pieces = list(split_runs(span.past, SEGMENT))
+        if len(query) < self.expand_from:
+            out = own.out[..., : self.shape.value_dim].transpose(0, 1)
+            if not pieces:
+                return out
+            past = self._absorbed(query, pieces, kv)
+            values = self._absorbed_values(past).transpose(0, 1)
+            whole = merge(Partial(out.transpose(0, 1), own.lse), Partial(values, past.lse))
+            return whole.out.transpose(0, 1)
+        for runs in pieces:
+            keys, values = self._expanded(kv.read(self.kv_layer, runs)[0])
+            own = merge(own, attend_all(self._padded(by_head), keys, values, self.scale))
+        return own.out[..., : self.shape.value_dim].transpose(0, 1)
+
+    def _absorbed(self, query: torch.Tensor, pieces: Sequence[Runs], kv: KvStorage) -> Partial:
+        """Attention of query [rows, heads, d] in the latent's space: out [heads, rows, stored]."""
+        by_head = query.transpose(0, 1)
+        plain, turned = by_head[..., : self.shape.plain_dim], by_head[..., self.shape.plain_dim :]
+        inside = torch.cat((torch.bmm(plain, self.up_keys), turned), dim=-1)
+        whole: Partial | None = None
+        for runs in pieces:
+            stored = kv.read(self.kv_layer, runs)
+            part = attend_all(inside, stored, stored, self.scale)
+            whole = part if whole is None else merge(whole, part)
+        assert whole is not None, "there is something to attend to"
+        return whole
+
+    def _absorbed_values(self, part: Partial) -> torch.Tensor:
+        """Values [rows, heads, value] of what attention found in the latent's space."""
+        latents = part.out[..., : self.shape.rank].to(self.up.dtype)
+        return torch.bmm(latents, self.up_values.transpose(1, 2)).transpose(0, 1)
+
+    def _expanded(self, stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [heads, tokens, wide] of what is stored of tokens [tokens, stored], padded with
+        zeros to the same width.
+        """
+        shape, tokens = self.shape, len(stored)
+        made = matrix_product(stored[:, : shape.rank], self.up).view(tokens, self.heads, -1)
+        shared = stored[:, shape.rank :].unsqueeze(1).expand(-1, self.heads, -1)
+        keys = torch.cat((made[..., : shape.plain_dim], shared), dim=-1).transpose(0, 1)
+        return self._padded(keys), self._padded(made[..., shape.plain_dim :].transpose(0, 1))
+
+    def _padded(self, x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (0, max(self.shape.head_dim, self.shape.value_dim) - x.shape[-1]))
+
+
+def _halves(shape: LatentShape, heads: int, before: int) -> torch.Tensor:
+    """Stored rows of heads of [before | rotary] in the order in which `Rope` turns them: it pairs dimension i
+    with i + half, and interleaved weights pair 2 i with 2 i + 1.
+    """
+    rows = torch.arange(heads * (before + shape.rotary_dim)).view(heads, -1)
+    if not shape.interleaved:
+        return rows.flatten()
+    turned = rows[:, before:]
+    return torch.cat((rows[:, :before], turned[:, 0::2], turned[:, 1::2]), dim=1).flatten()

@@ -24,6 +24,8 @@ COMMANDS = {
     "run": ("ftagent.commands.run", "Run a coding agent on the model."),
     "serve": ("ftagent.commands.serve", "Serve the model over HTTP: Anthropic and OpenAI protocols."),
     "convert": ("ftagent.commands.convert", "Convert a model to FTW, the format that loads fastest."),
+    "top": ("ftagent.commands.top", "Show what a running engine does."),
+    "statusline": ("ftagent.commands.statusline", "The same in one line, for status lines of others."),
     "doctor": ("ftagent.commands.doctor", "Check what this machine can do."),
     "bench": ("ftagent.commands.bench", "Measure bandwidths, decode and prefill speed."),
     "config": ("ftagent.commands.config", "Show and check the settings."),

@@ -1,4 +1,4 @@
-"""An agent with a screen: in a pane beside the engine's figures, or on the whole terminal, perhaps in tmux."""
+"""An agent with a screen: in a pane beside the figures, or on the whole terminal, alone or in tmux."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Interactive:
 
 
 def choose(asked: Way | None) -> Way:
-    """The way that was asked for, else a pane where there is room for one. Raises ConfigError."""
+    """What was asked for, else a pane where there is room for one. Raises ConfigError."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("no terminal for the agent, stdin or stdout is none; give the task with -p TASK")
     if asked == "tmux" and not (os.environ.get("TMUX") and shutil.which("tmux")):
@@ -59,7 +59,7 @@ def choose(asked: Way | None) -> Way:
 
 
 def run(run: Interactive, way: Way) -> int:
-    """Run the agent to its end; returns the exit code to pass on. Raises AgentNotExecutable or AgentFailed."""
+    """Run the agent to its end; returns the exit code. Raises AgentNotExecutable or AgentFailed."""
     log_to_file()
     if way == "pane":
         return _in_pane(run)

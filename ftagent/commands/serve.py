@@ -43,9 +43,13 @@ def command(allow_remote: bool, as_json: bool, **flags: Any) -> None:
         settings = load_settings(flags).values
         check_address(settings, allow_remote)
         with open_engine(settings) as engine:
+            from ftagent.gateway.announce import announce
             from ftagent.gateway.server import start_gateway
 
-            with start_gateway(engine, settings.host, settings.port, settings.token) as gateway:
+            with (
+                start_gateway(engine, settings.host, settings.port, settings.token) as gateway,
+                announce(gateway.url, gateway.token, engine.model.id),
+            ):
                 stop = StopSignal()
                 _announce(gateway, engine.model, as_json)
                 asked = stop.wait(lambda: engine.health == "ok")

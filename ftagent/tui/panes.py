@@ -45,10 +45,11 @@ def run_figures(tick: Tick, trace: Trace, width: int) -> Figures:
     return replace(shown, brief=("✕ no answer", *plain.brief[1:]), stale_s=_lost(tick))
 
 
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """The last `width` values as bars from zero to the largest; a gap where one is unknown."""
+def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
+    """The last `width` values as bars from zero to `top`, or the largest; a gap where one is unknown."""
     values = values[-width:] if width > 0 else ()
-    top = max((value for value in values if value is not None), default=0.0)
+    if top is None:
+        top = max((value for value in values if value is not None), default=0.0)
     return "".join(_eighth(value, top) for value in values)
 
 
@@ -93,7 +94,7 @@ def _expert_rows(snapshot: Snapshot, experts: ExpertStats, trace: Trace, width: 
     rows = [
         Row("Experts", ""),
         Row("hits", percent(experts.hit_rate)),
-        Row(sparkline(trace.hits, width), None),
+        Row(sparkline(trace.hits, width, top=1.0), None),
     ]
     if slots := next((pool for pool in snapshot.pools if pool.name == "experts"), None):
         rows.append(Row("slots", f"{slots.used:,} / {slots.total:,}"))

@@ -216,6 +216,12 @@ class BoardEmulator:
             return self._runs(self._board.display.page.grid[index], mark)
         return self._runs(self._history[index].cells, mark)
 
+    def left_screen(self) -> tuple[Row, ...]:
+        blitter = self._board.blitter
+        return (
+            () if blitter.in_alt_screen else tuple(self._runs(cells, None) for cells in blitter.alt_page.grid)
+        )
+
     def changed(self) -> frozenset[int]:
         page, colours = self._board.display.page, self._colours
         anew = (page, colours) != self._drawn

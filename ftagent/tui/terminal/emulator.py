@@ -137,6 +137,10 @@ class Emulator(Protocol):
         """
         ...
 
+    def left_screen(self) -> tuple[Row, ...]:
+        """The alternate screen as the program left it; empty where it is still there, or never was."""
+        ...
+
     def changed(self) -> frozenset[int]:
         """Rows of the screen to draw again."""
         ...

@@ -36,6 +36,7 @@ _TYPING_S = 0.3  # after a key, what comes in is drawn at once
 _DRAW_SHARE = 0.04  # of one core, while nobody types
 _PAUSES_S = (1 / 30, 0.15)
 _WHEEL_ROWS = 3
+_LEFT_S = 2.0  # a program that ends so soon after it left its alternate screen has left it for good
 _UNTOLD = Colours()
 
 
@@ -99,6 +100,8 @@ class TerminalView(Widget, can_focus=True):
         self._typed = 0.0
         self._frame_began: float | None = None
         self._button = 3
+        self._alternate = False
+        self._left = -_LEFT_S  # when the program left the alternate screen
 
     # The program's side.
 
@@ -112,6 +115,10 @@ class TerminalView(Widget, can_focus=True):
                 self.post_message(self.Copied(happening.text))
             elif isinstance(happening, Bell):
                 self.post_message(self.Rang())
+        alternate = emulator.modes.alternate_screen
+        if self._alternate and not alternate:
+            self._left = time.monotonic()
+        self._alternate = alternate
         if emulator.title != self._title:
             self._title = emulator.title
             self.post_message(self.Titled(self._title))
@@ -207,11 +214,11 @@ class TerminalView(Widget, can_focus=True):
         return strip.adjust_cell_length(self.size.width)
 
     def screen_strips(self) -> list[Strip]:
-        """The program's screen without a cursor, down to the last row with something on it."""
+        """What there is to see without a cursor; below the alternate screen if that was just left."""
         emulator = self.emulator
-        rows = [emulator.row(index) for index in range(emulator.rows)]
-        while rows and not row_text(rows[-1]):
-            rows.pop()
+        rows = _filled([emulator.row(index) for index in range(emulator.rows)])
+        if time.monotonic() - self._left < _LEFT_S:
+            rows = _filled(emulator.left_screen()) + rows
         return [_strip(row, None, emulator.columns) for row in rows]
 
     def scroll_back(self, rows: int) -> None:
@@ -296,6 +303,12 @@ class TerminalView(Widget, can_focus=True):
 
 def _modifiers(event: events.MouseEvent) -> int:
     return (SHIFT if event.shift else 0) | (ALT if event.meta else 0) | (CTRL if event.ctrl else 0)
+
+
+def _filled(rows: Sequence[Row]) -> list[Row]:
+    """`rows` down to the last one with something on it."""
+    filled = [index for index, row in enumerate(rows) if row_text(row)]
+    return list(rows[: max(filled, default=-1) + 1])
 
 
 def _strip(row: Row, mark: int | None, columns: int) -> Strip:

@@ -8,6 +8,7 @@
         LoadFailed               3   a checkpoint that is damaged, incomplete or of an unknown family
         QueueFull                3   too many requests wait already; try again later
         EngineStopped            3   the engine ended while requests were open
+        BooksBroken              3   the engine's pools and tables do not add up: it cannot be trusted
       ConvertFailed              1   a conversion that cannot begin, go on or be trusted
       Diverged                   4   a replay differs from its record
       ResizeRefused              5   carries the largest size that fits
@@ -68,6 +69,15 @@ class QueueFull(EngineError):
 
 class EngineStopped(EngineError):
     pass
+
+
+class BooksBroken(EngineError):
+    """`finding` says what does not add up."""
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(
+            f"the engine's books do not add up: {finding}; start it again, and please report this"
+        )
 
 
 class ConvertFailed(FtError):

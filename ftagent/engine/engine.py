@@ -124,6 +124,10 @@ class LocalEngine:
         """See `api.Engine.stats`."""
         return replace(aged(self._worker.snapshot), divergence=self._preparer.watch.newest)
 
+    def check_integrity(self) -> None:
+        """Check the books of pools, tree and anchors between two steps. Raises BooksBroken."""
+        self._worker.check_integrity()
+
     def close(self) -> None:
         """See `api.Engine.close`. What was learnt about the experts is kept for the next start."""
         with self._closing:

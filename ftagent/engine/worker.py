@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from ftagent.engine.api import Health
 from ftagent.engine.chunk import Chunk
@@ -18,11 +19,12 @@ from ftagent.engine.context.divergence import place_name
 from ftagent.engine.job import Job, Piece
 from ftagent.engine.logits import Row, StepLogits
 from ftagent.engine.meters import Meters, Queues, StepWork
+from ftagent.engine.pace import Pace
 from ftagent.engine.scheduler import Scheduler
 from ftagent.engine.stats import PoolStats, RequestStats, Snapshot
 from ftagent.engine.steps import Steps
 from ftagent.engine.task import Task, deliver
-from ftagent.errors import EngineStopped, FtError
+from ftagent.errors import BooksBroken, EngineStopped, FtError
 from ftagent.events import Event, Failed, FinishReason, Progress
 
 log = logging.getLogger(__name__)
@@ -38,10 +40,13 @@ class Worker:
         self._meters = Meters()
         self._tasks: dict[Job, Task] = {}  # all that the scheduler holds
         self._inbox: list[Task] = []
+        self._asked: list[Future[None]] = []  # who wants the books checked
+        self._pace = Pace()  # of checks when nothing runs
         self._told: dict[Task, None] = {}  # tasks with something new in the outbox, in order
         self._wake = threading.Condition()
         self._closing = False
         self.health: Health = "ok"
+        self._reason = ""  # of a failure
         now = time.monotonic()
         self.snapshot = self._look(StepWork(now, now, 0, 0))
         self._thread = threading.Thread(target=self._run, name="ftagent-engine", daemon=True)
@@ -52,13 +57,27 @@ class Worker:
         with self._wake:
             if self._closing or self.health != "ok":
                 state = self.health if self.health != "ok" else "stopped"
-                raise EngineStopped(f"the engine has {state}; start it again")
+                raise EngineStopped(f"the engine has {state}{self._reason}; start it again")
             self._inbox.append(task)
             self._wake.notify()
 
     def cancel(self, task: Task) -> None:
         """Let the next step go on without this task. Does nothing for one that has ended."""
         task.job.cancelled = True  # no lock: one write, read by the worker between steps
+
+    def check_integrity(self) -> None:
+        """Check the books between two steps, or now when the thread has ended. Raises BooksBroken."""
+        asked: Future[None] = Future()
+        with self._wake:
+            alive = not self._closing and self.health == "ok"
+            if alive:
+                self._asked.append(asked)
+                self._wake.notify()
+        if alive:
+            asked.result()
+        else:
+            self._thread.join()
+            self._check_books()
 
     def close(self) -> None:
         """End the thread after the step it is in, and all tasks with EngineStopped."""
@@ -78,23 +97,52 @@ class Worker:
             log.exception("the engine's worker failed")
             health = "failed"
             message = f"the engine failed: {type(error).__name__}: {error}"
+            self._reason = f" ({error})" if isinstance(error, BooksBroken) else ""
         finally:
             self._end_all(health, message)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do. False: it is to close the shop."""
-        with self._wake:
-            while not (self._closing or self._inbox or self._tasks):
-                self._wake.wait()
-            arrived, self._inbox = self._inbox, []
-            for task in arrived:
-                self._tasks[task.job] = task
-            closing = self._closing
+        while True:
+            with self._wake:
+                while not (self._closing or self._inbox or self._tasks or self._asked):
+                    due_s = self._pace.wait_s(time.monotonic())
+                    if due_s == 0 or not self._wake.wait(due_s):
+                        break
+                arrived, self._inbox = self._inbox, []
+                for task in arrived:
+                    self._tasks[task.job] = task
+                asked, self._asked = self._asked, []
+                closing = self._closing
+            if asked or not (closing or self._tasks):
+                self._check_for(asked)
+            if closing or self._tasks:
+                break
         if closing:
             return False
         for task in arrived:
             self._accept(task)
         return True
+
+    def _check_for(self, asked: Sequence[Future[None]]) -> None:
+        """Check the books and tell those who asked. Raises BooksBroken."""
+        try:
+            self._check_books()
+        except BooksBroken as error:
+            for future in asked:
+                future.set_exception(error)
+            raise
+        for future in asked:
+            future.set_result(None)
+
+    def _check_books(self) -> None:
+        """Tree, anchors, pages and states; contents are not looked at, so it takes milliseconds."""
+        begin = time.monotonic()
+        try:
+            self._scheduler.check_integrity()
+        except AssertionError as error:
+            raise BooksBroken(str(error)) from error
+        self._pace.checked(begin, time.monotonic())
 
     def _accept(self, task: Task) -> None:
         try:
@@ -117,6 +165,7 @@ class Worker:
         decode = sum(piece.is_decode for piece in pieces) if done else 0
         prefill = sum(piece.length for piece in pieces) - decode if done else 0
         work = StepWork(begin, time.monotonic(), decode, prefill)
+        self._pace.ran()
         if done:
             self._meters.step(work)
         if not self._tasks:
@@ -288,6 +337,9 @@ class Worker:
             self.health = health
             tasks = [*self._tasks.values(), *self._inbox]
             self._inbox = []
+            asked, self._asked = self._asked, []
+        for future in asked:
+            future.set_exception(EngineStopped(message))
         for task in tasks:
             task.outbox.put([EngineStopped(message)])
         deliver(tasks)

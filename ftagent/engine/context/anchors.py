@@ -233,13 +233,12 @@ class PrefixCache:
         assert self._count <= self.capacity or not self._stateful, "more snapshots than the capacity"
         for heap, listed in (
             (self._all, anchors if self._stateful else []),
-            (self._tails, self._ends(anchors)),
+            (self._tails, [anchor for anchor in anchors if self._is_end(anchor)]),
         ):
             current = [anchor for _, stamp, anchor in heap if anchor.alive and anchor.stamp == stamp]
             assert set(listed) <= set(current), "an anchor that can never be dropped"
-
-    def _ends(self, anchors: Iterable[Anchor]) -> list[Anchor]:
-        return [anchor for anchor in anchors if self._is_end(anchor)]
+        if self._store is not None:
+            self._store.check_integrity()
 
     def _is_sole(self, path: Path, position: int, pages: Sequence[int]) -> bool:
         """Whether its last page holds nothing but this prefix, and nobody but its path holds that page."""

@@ -122,6 +122,16 @@ class Settings(BaseModel):
     """What clients must present. Unset: invented per run. `run --engine` presents it to the other engine."""
     claude: str | None = None
     """Claude Code's executable. Unset: searched on PATH, then in ./node_modules/.bin."""
+    codex: str | None = None
+    """Codex's executable, likewise."""
+    opencode: str | None = None
+    """opencode's executable, likewise."""
+    pi: str | None = None
+    """pi's executable, likewise."""
+    qwen: str | None = None
+    """Qwen Code's executable, likewise."""
+    prefix_key: str = "ctrl+]"
+    """On `run`'s screen: the key before a key that is meant for ftagent, like ctrl+], ctrl+space or f10."""
     pass_env: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     """Environment variables that `run` hands to the agent besides the short list of harmless ones."""
 

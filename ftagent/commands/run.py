@@ -17,13 +17,13 @@ import click
 
 from ftagent import adapters, paths
 from ftagent.adapters import base, process
+from ftagent.commands import interactive
 from ftagent.commands.common import (
     ENGINE_FLAGS,
     emit,
     errors_as_events,
     json_flag,
     load_settings,
-    log_to_file,
     log_to_stderr,
     narrate,
     open_engine,
@@ -46,6 +46,7 @@ class Wish:
     engine_url: str | None
     timeout_s: float | None
     arguments: tuple[str, ...]
+    way: interactive.Way | None = None
 
 
 @click.command()
@@ -55,7 +56,11 @@ class Wish:
     "-p", "--task", metavar="TASK", help="Do this without a screen and end; `-` reads it from stdin."
 )
 @json_flag
-@click.option("--exec", "own_terminal", is_flag=True, help="Give the agent the terminal (so without -p).")
+@click.option(
+    "--pane", "way", flag_value="pane", help="Show the agent beside the engine's figures. Default if it fits."
+)
+@click.option("--exec", "way", flag_value="exec", help="Give the agent the whole terminal.")
+@click.option("--tmux", "way", flag_value="tmux", help="The same, and the figures in a tmux pane beside it.")
 @click.option("--ask", is_flag=True, help="With -p: deny what the agent would have to ask for.")
 @click.option(
     "--lean/--no-lean",
@@ -76,13 +81,19 @@ class Wish:
 @click.option("--pass-env", multiple=True, metavar="NAME", help=Settings.model_fields["pass_env"].description)
 @setting_flags(ENGINE_FLAGS)
 def command(
-    agent: str, task: str | None, own_terminal: bool, engine_url: str | None, as_json: bool, **rest: Any
+    agent: str,
+    task: str | None,
+    way: interactive.Way | None,
+    engine_url: str | None,
+    as_json: bool,
+    **rest: Any,
 ) -> int:
     """Run a coding agent on the model. AGENT: claude-code.
 
     With -p the agent works through TASK unattended, without asking for permission: in this directory, with
-    your rights. Give --ask to have it denied whatever it would ask for. Without -p the agent has the
-    terminal, and asks as it always does. What follows -- goes to the agent.
+    your rights. Give --ask to have it denied whatever it would ask for. Without -p the agent has a screen,
+    and asks as it always does: beside the engine's figures in a terminal of 100 x 20 or more, else alone.
+    What follows -- goes to the agent.
 
     The agent's keys and settings stay out: it sees a short list of variables, its state lives in a directory
     of ftagent's, and your own ~/.claude is neither read nor written. The exit code is the agent's.
@@ -96,9 +107,10 @@ def command(
         engine_url,
         rest.pop("timeout_s"),
         rest.pop("arguments"),
+        way,
     )
     with errors_as_events(as_json):
-        _check(wish, own_terminal)
+        _check(wish)
         return _run(wish, load_settings(rest).values)
 
 
@@ -106,19 +118,18 @@ def _task(value: str | None) -> str | None:
     return sys.stdin.read() if value == "-" else value
 
 
-def _check(wish: Wish, own_terminal: bool) -> None:
+def _check(wish: Wish) -> None:
     """Refuse combinations that cannot work. Raises ConfigError."""
     if wish.task is not None:
-        if own_terminal:
-            raise ConfigError("--exec and -p exclude each other: with -p the agent has no screen")
+        if wish.way:
+            raise ConfigError(f"--{wish.way} and -p exclude each other: with -p the agent has no screen")
         if not wish.task.strip():
             raise ConfigError("the task is empty; say what to do with -p TASK")
         return
     for given, flag in ((wish.events, "--json"), (wish.ask, "--ask"), (wish.timeout_s, "--timeout")):
         if given:
             raise ConfigError(f"{flag} needs -p TASK: without it the agent has the terminal")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("no terminal for the agent, stdin or stdout is none; give the task with -p TASK")
+    interactive.choose(wish.way)
 
 
 def _run(wish: Wish, settings: Settings) -> int:
@@ -147,11 +158,13 @@ def _run(wish: Wish, settings: Settings) -> int:
         try:
             child = {**environment, **launch.environment}
             if wish.task is None:
-                log_to_file()
-                ended = process.run_foreground(launch.arguments, child)
+                seen = interactive.Interactive(
+                    adapter.name, launch.arguments, child, target, engine, settings.prefix_key
+                )
+                code = interactive.run(seen, interactive.choose(wish.way))
                 if adapter.resume:
                     narrate(f"to go on: ftagent run {adapter.name} -- {' '.join(adapter.resume)}")
-                return ended.exit_code
+                return code
             if wish.events:
                 emit(_session(wish, program.version, target, directory))
             return _headless(wish, launch.arguments, child, engine)
@@ -174,9 +187,10 @@ def _target(wish: Wish, settings: Settings) -> Iterator[tuple[base.Target, Engin
         yield probe(wish.engine_url, settings.token), None
         return
     with open_engine(settings) as engine:
+        from ftagent.gateway.announce import announce
         from ftagent.gateway.server import start_gateway
 
-        with start_gateway(engine) as gateway:
+        with start_gateway(engine) as gateway, announce(gateway.url, gateway.token, engine.model.id):
             token = gateway.token or ""
             yield base.Target(gateway.url, token, engine.model.id, engine.model.context), engine
 

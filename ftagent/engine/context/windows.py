@@ -2,7 +2,8 @@
 
 A ring for each slot and layer: the token at position p lies at place p % window, over the one that has just
 left the window. So a slot's bytes do not grow with its request, and a copy of them is the window tail of an
-anchor. Knows no requests and no model.
+anchor. The rings of a layer lie one behind the other as pages do (`pages.KvStorage`), so what reads pages can
+read them. Knows no requests and no model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class WindowShape(NamedTuple):
 
 
 class WindowRings:
-    """`stored` [layers, slots, planes, window, size]. Places without a token are never handed out."""
+    """`stored` [layers, slots, planes, window, size], a view. Places without a token are never handed out."""
 
     def __init__(
         self,
@@ -38,7 +39,8 @@ class WindowRings:
     ) -> None:
         layers, planes, size, window = shape
         self.shape = shape
-        self.stored = torch.zeros(layers, slots, planes, window, size, dtype=dtype, device=device)
+        self._memory = torch.zeros(layers, planes, slots, window, size, dtype=dtype, device=device)
+        self.stored = self._memory.transpose(1, 2)
 
     def write(self, layer: int, slot: int, start: int, rows: torch.Tensor) -> None:
         """Store `rows` [planes, n, size] of the tokens from position `start` on; the last `window` stay."""
@@ -51,6 +53,10 @@ class WindowRings:
             count = min(end - begin, window - place)
             ring[:, place : place + count] = rows[:, begin - start : begin - start + count]
             begin += count
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """All of one layer, a view: [planes, slots * window, size]."""
+        return self._memory[layer].flatten(1, 2)
 
     def tail(self, layer: int, slot: int, position: int) -> torch.Tensor:
         """[planes, n, size]: the n tokens before `position` that its token can see, the oldest first."""

@@ -45,3 +45,18 @@ def test_its_bytes_are_those_of_the_window() -> None:
     shape = WindowShape(layers=12, planes=16, size=64, window=128)
     assert shape.slot_bytes(torch.bfloat16) == 3 * 2**20
     assert WindowRings(shape, 2, torch.bfloat16).stored.nbytes == 2 * 3 * 2**20
+
+
+def test_rings_of_a_layer_lie_as_pages_do() -> None:
+    """Planes of all slots' tokens: the token at p of slot s is at s * window + p % window."""
+    rings = WindowRings(WindowShape(layers=2, planes=3, size=2, window=5), 4)
+    for slot in range(4):
+        rings.write(1, slot, 0, rows_of(slot * 100, slot * 100 + 7, 3, 2))
+    planes = rings.layer(1)
+    assert planes.shape == (3, 20, 2)
+    assert planes.data_ptr() == rings.layer(0).data_ptr() + planes.nbytes
+    for slot in range(4):
+        for position in range(2, 7):
+            place = slot * 5 + position % 5
+            expected = rows_of(slot * 100 + position, slot * 100 + position + 1, 3, 2)
+            assert torch.equal(planes[:, place : place + 1], expected)

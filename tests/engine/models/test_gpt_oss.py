@@ -8,6 +8,8 @@ from its float64. Logits are held to 1e-4 at 0.1, and at 0.2 to a multiple of tr
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ CASES: list[dict[str, Any]] = [
         "vocab_size": 97,
     },
 ]
+Reading = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 PACKABLE = {"hidden_size": 96, "intermediate_size": 64, "num_local_experts": 4, "num_hidden_layers": 2}
 
 
@@ -75,7 +78,21 @@ def test_the_limit_is_reached_in_the_case_that_lowers_it(tmp_path: Path) -> None
     assert float((oracle.logits(tokens) - clamped).abs().max()) > 0.1
 
 
-def pack(oracle: Oracle, seed: int) -> None:
+def by_the_definition(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """float32 [E, out, in] of blocks [E, out, in / 32, 16]; slow."""
+    pairs = zip(packed.flatten(2), scales, strict=True)
+    return torch.stack([exact(*pair) for pair in pairs]).float()
+
+
+def by_transformers(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    read: Any = convert_moe_packed_tensors
+    values: torch.Tensor = read(packed, scales, dtype=torch.float32)
+    return values.transpose(1, 2)
+
+
+def pack(oracle: Oracle, seed: int, read: Reading = by_the_definition) -> None:
     """Give the model's experts random MXFP4 codes, in memory the values of their bits, and write the
     checkpoint as releases are: blocks [E, out, in / 32, 16] and scales.
     """
@@ -84,12 +101,11 @@ def pack(oracle: Oracle, seed: int) -> None:
     tensors = load_file(file)
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         experts, columns, rows = tensors.pop(name).shape
-        packed = torch.randint(0, 256, (experts, rows, columns // 2), dtype=torch.uint8)
-        scales = torch.randint(121, 126, (experts, rows, columns // 32), dtype=torch.uint8)
-        values = torch.stack([exact(*pair) for pair in zip(packed, scales, strict=True)]).float()
-        oracle.model.get_parameter(name).data.copy_(values.transpose(1, 2))
-        tensors[name + "_blocks"] = packed.view(experts, rows, -1, 16)
-        tensors[name + "_scales"] = scales
+        packed = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+        size = 127 - round(math.log2(columns) / 2)  # values as wide as their number asks for
+        scales = torch.randint(size - 3, size + 1, (experts, rows, columns // 32), dtype=torch.uint8)
+        oracle.model.get_parameter(name).data.copy_(read(packed, scales).transpose(1, 2))
+        tensors[name + "_blocks"], tensors[name + "_scales"] = packed, scales
     save_file(tensors, file)
 
 
@@ -139,6 +155,31 @@ def test_transformers_reads_such_a_checkpoint_alike(tmp_path: Path) -> None:
     torch.testing.assert_close(found, oracle.logits(tokens), rtol=0, atol=1e-4)
     ours = logits_by_chunks(load_runner(tmp_path, EngineOptions()), tokens, [30])
     torch.testing.assert_close(ours[29], found[29], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_widths_of_the_20b(tmp_path: Path) -> None:
+    """90 blocks to a row, 64 heads on 8, the released window and rotary embedding."""
+    changes = {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "sliding_window": 128,
+        "max_position_embeddings": 131072,
+        "initializer_range": 0.02,
+    }
+    oracle = Oracle("gpt_oss", tmp_path, 7, changes)
+    pack(oracle, 7, by_transformers)
+    tokens = oracle.tokens(300)
+    expected = oracle.logits(tokens)
+    runner = load_runner(tmp_path, EngineOptions(mode="cpu", context=512), dtype=torch.float32)
+    assert float(expected.std()) > 0.5
+    assert worst(logits_by_chunks(runner, tokens, [150, 140]), expected) <= 1e-4
 
 
 def test_banks_keep_four_bits_and_window_layers_the_window(tmp_path: Path) -> None:

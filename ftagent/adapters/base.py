@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ftagent.errors import AgentFailed, AgentNotExecutable, AgentNotFound, ConfigError
 
@@ -44,6 +46,11 @@ class Target:
     token: str
     model: str
     context: int
+
+
+def reply_tokens(target: Target) -> int:
+    """The longest reply an agent is told of, so that its prompts and a reply fit into the context."""
+    return max(1, min(target.context // 4, 32768))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +97,9 @@ class Adapter:
     """One agent: a table, and the function that writes its configuration and its command line.
 
     `prepare` may write only under `order.directory`. `owned` are the prefixes of variables that steer this
-    agent: they never reach it from outside. `resume` are its arguments for going on where it ended. `node` is
-    the least Node it runs on, where it is JavaScript. An agent without `executable` is named by the user.
+    agent: they never reach it from outside. `homes` are those that say where its state is. `resume` are its
+    arguments for going on where it ended. `node` is the least Node it runs on, where it is JavaScript. An
+    agent without `executable` is named by the user.
     """
 
     name: str
@@ -101,6 +109,7 @@ class Adapter:
     install: str
     protocol: Protocol
     owned: tuple[str, ...]
+    homes: tuple[str, ...]
     resume: tuple[str, ...]
     volatile: tuple[VolatileSpan, ...]
     prepare: Callable[[Order], Launch]
@@ -211,15 +220,17 @@ def version(adapter: Adapter, words: Sequence[str], environ: Mapping[str, str]) 
     """What `--version` says. Raises AgentNotExecutable, and AgentFailed when it is too old or mute."""
     binary = words[-1]
     try:
-        done = subprocess.run(
-            [*words, "--version"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        # Even asked for their version, some agents write into the home they find.
+        with tempfile.TemporaryDirectory(prefix="ftagent-") as home:
+            done = subprocess.run(
+                [*words, "--version"],
+                env={**environ, **dict.fromkeys(adapter.homes, home)},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
     except OSError as error:
         raise AgentNotExecutable(f"{adapter.name}: {binary} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
@@ -255,6 +266,21 @@ def scrubbed(adapter: Adapter, environ: Mapping[str, str], extra: Collection[str
         past = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
         clean["NO_PROXY"] = clean["no_proxy"] = f"{past},127.0.0.1,localhost,::1".lstrip(",")
     return clean
+
+
+def write_private(file: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON whole or not at all, readable by the user alone. Raises ConfigError."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(value, stream, indent=1)
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(
+            f"cannot write {file}: {error.strerror}; set XDG_STATE_HOME to a directory you can write"
+        ) from error
 
 
 def project_directory(root: Path, adapter: Adapter, project: Path) -> Path:

@@ -11,8 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ftagent.adapters.base import Adapter, Launch, Order, Target, VolatileSpan
-from ftagent.errors import ConfigError
+from ftagent.adapters.base import Adapter, Launch, Order, Target, VolatileSpan, reply_tokens, write_private
 
 # Switches to other providers. Empty means off; a project's own settings file could turn one on.
 _PROVIDERS = (
@@ -34,7 +33,7 @@ def prepare(order: Order) -> Launch:
     environment = _environment(order.target)
     # One file per run: two runs in one project must not see each other's token.
     settings = order.directory / f"run-{os.getpid()}.json"
-    _write_private(settings, _settings(environment, order.unattended))
+    write_private(settings, _settings(environment, order.unattended))
     _seed(order.directory / ".claude.json", order.project)
     variables = {**environment, "CLAUDE_CONFIG_DIR": str(order.directory)}
     if order.unattended and os.geteuid() == 0:
@@ -88,7 +87,7 @@ def _environment(target: Target) -> dict[str, str]:
         "ANTHROPIC_AUTH_TOKEN": target.token,
         # An unknown model is taken for one with a million tokens, and would never be compacted.
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max(1, min(target.context // 4, 32768))),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(reply_tokens(target)),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         # A cold prefill of a large model takes minutes; the gateway's pings keep the stream itself alive.
         "API_TIMEOUT_MS": str(_HOUR_MS),
@@ -119,22 +118,7 @@ def _seed(file: Path, project: Path) -> None:
     state["hasCompletedOnboarding"] = True
     state.setdefault("theme", "dark-ansi")
     state.setdefault("projects", {}).setdefault(str(project), {})["hasTrustDialogAccepted"] = True
-    _write_private(file, state)
-
-
-def _write_private(file: Path, value: dict[str, Any]) -> None:
-    """Write JSON whole or not at all, readable by the user alone. Raises ConfigError."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(value, stream, indent=1)
-        partial.replace(file)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ConfigError(
-            f"cannot write {file}: {error.strerror}; set XDG_STATE_HOME to a directory you can write"
-        ) from error
+    write_private(file, state)
 
 
 ADAPTER = Adapter(
@@ -145,6 +129,7 @@ ADAPTER = Adapter(
     install="npm install -g @anthropic-ai/claude-code@2.1.332",
     protocol="anthropic",
     owned=("ANTHROPIC_", "CLAUDE_", "CLAUDECODE"),
+    homes=("CLAUDE_CONFIG_DIR",),
     resume=("--continue",),
     volatile=(
         VolatileSpan("system[0]", r"^x-anthropic-billing-header:.*$", "CLAUDE_CODE_ATTRIBUTION_HEADER=0"),

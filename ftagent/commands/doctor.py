@@ -82,8 +82,9 @@ def _checks(machine: Machine, quick: bool) -> Iterator[Check]:
     for tool, purpose in (("node", "some agents"), ("npm", "installing agents"), ("git", "most agents")):
         yield _tool(tool, ("--version",), purpose)
     yield _tool("tmux", ("-V",), "agents and panes side by side")
-    for name in adapters.names():
-        yield _agent(adapters.get(name))
+    for adapter in map(adapters.get, adapters.names()):
+        if adapter.executable:
+            yield _agent(adapter)
     yield _settings()
     yield from (_directory(*pair) for pair in _directories())
     yield _locale()

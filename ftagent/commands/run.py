@@ -88,7 +88,7 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> int:
-    """Run a coding agent on the model. AGENT: claude-code.
+    """Run a coding agent on the model. AGENT: claude-code, codex, opencode, pi, qwen-code, or custom.
 
     With -p the agent works through TASK unattended, without asking for permission: in this directory, with
     your rights. Give --ask to have it denied whatever it would ask for. Without -p the agent has a screen,
@@ -96,7 +96,11 @@ def command(
     What follows -- goes to the agent.
 
     The agent's keys and settings stay out: it sees a short list of variables, its state lives in a directory
-    of ftagent's, and your own ~/.claude is neither read nor written. The exit code is the agent's.
+    of ftagent's, and your own ~/.claude, ~/.codex and so on are neither read nor written. The exit code is
+    the agent's.
+
+    `custom -- CMD ARGS` runs any other program, told of the engine by the variables that clients of OpenAI
+    and Anthropic read; {task}, {model}, {url} and {context} are filled in. Its own settings are its business.
     """
     wish = Wish(
         agent,

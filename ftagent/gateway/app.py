@@ -31,6 +31,7 @@ from ftagent.gateway.reply import ReplyResponse, Running, Timing
 from ftagent.gateway.routes_responses import ResponseRoutes
 from ftagent.gateway.security import Guard
 from ftagent.gateway.sse import EventStream, encode_event
+from ftagent.gateway.wire_common import session_of
 
 STATS_INTERVAL_S = 0.25
 
@@ -47,7 +48,7 @@ class Routes:
     async def messages(self, request: Request) -> Response:
         body = await parse_request(wire_anthropic.MessagesRequest, request, self._body_limit)
         reply_id = _new_id("msg_")
-        session = request.headers.get("x-claude-code-session-id", "")
+        session = session_of(request.headers)
         events = self._engine.generate(wire_anthropic.generate_request(body, reply_id, session))
         renderer = MessageRenderer(reply_id, body.model)
         return ReplyResponse(events, renderer, self._running, stream=bool(body.stream))
@@ -60,7 +61,7 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         body = await parse_request(wire_openai.ChatRequest, request, self._body_limit)
         head = _head("chatcmpl-", body, logprobs=bool(body.logprobs))
-        events = self._engine.generate(wire_openai.chat_request(body, head.id))
+        events = self._engine.generate(wire_openai.chat_request(body, head.id, session_of(request.headers)))
         renderer = ChatRenderer(head, wire_openai.custom_tools(body))
         return ReplyResponse(events, renderer, self._running, stream=bool(body.stream))
 

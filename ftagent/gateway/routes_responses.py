@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +17,7 @@ from ftagent.gateway.errors import Refused
 from ftagent.gateway.render_responses import ResponseHead, ResponseRenderer
 from ftagent.gateway.reply import ReplyResponse, Running
 from ftagent.gateway.stored import StoredResponses
+from ftagent.gateway.wire_common import session_of
 from ftagent.gateway.wire_responses import (
     LOGPROBS,
     SEALED,
@@ -44,7 +44,7 @@ class ResponseRoutes:
         body = await parse_request(ResponsesRequest, request, self._body_limit)
         asked = self._understand(body)
         reply_id = f"resp_{uuid.uuid4().hex}"
-        session = _session(request.headers)
+        session = session_of(request.headers)
         events = self._engine.generate(generate_request(body, asked.conversation, reply_id, session))
         include = body.include or ()
         head = ResponseHead(
@@ -86,11 +86,6 @@ class ResponseRoutes:
     def _understand(self, body: InputRequest) -> Understood:
         past = self._stored.past(body.previous_response_id) if body.previous_response_id else ()
         return understand(body, self._stored.resolve(body.input), past)
-
-
-def _session(headers: Mapping[str, str]) -> str:
-    """Codex names its session in a header, which outlives changes of the cache key."""
-    return headers.get("session-id") or headers.get("x-session-id") or ""
 
 
 def _absent(response_id: str) -> Refused:

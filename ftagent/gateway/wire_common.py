@@ -73,6 +73,12 @@ def check_choice(choice: ToolChoice, tools: tuple[ToolSpec, ...]) -> ToolChoice:
     return choice
 
 
+def session_of(headers: Mapping[str, str]) -> str:
+    """The agent's session, as far as its headers tell; under the names of Claude Code, Codex and opencode."""
+    names = ("x-claude-code-session-id", "session-id", "x-session-id")
+    return next((headers[name] for name in names if headers.get(name)), "")
+
+
 def schema_text(schema: Mapping[str, Any]) -> str:
     """A JSON Schema as the engine takes it. Key order is kept: it is the order the reply is written in."""
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))

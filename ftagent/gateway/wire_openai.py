@@ -128,8 +128,8 @@ def custom_tools(request: ChatRequest) -> frozenset[str]:
     )
 
 
-def chat_request(request: ChatRequest, reply_id: str) -> GenerateRequest:
-    """The engine's request. Raises BadRequest with the field's name."""
+def chat_request(request: ChatRequest, reply_id: str, session: str = "") -> GenerateRequest:
+    """The engine's request. `session` is what the headers say. Raises BadRequest with the field's name."""
     refuse_common(request)
     for name in ("audio", "functions", "function_call", "web_search_options"):
         if getattr(request, name) is not None:
@@ -144,7 +144,8 @@ def chat_request(request: ChatRequest, reply_id: str) -> GenerateRequest:
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         json_schema=_schema(request.response_format),
     )
-    return GenerateRequest(_conversation(request), sampling, reply_id, request.prompt_cache_key or "")
+    session = session or request.prompt_cache_key or ""
+    return GenerateRequest(_conversation(request), sampling, reply_id, session)
 
 
 def completion_request(request: CompletionRequest, reply_id: str, vocab: int) -> GenerateRequest:

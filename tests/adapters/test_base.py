@@ -9,7 +9,7 @@ from ftagent import adapters
 from ftagent.adapters import base
 from ftagent.errors import AgentFailed, AgentNotExecutable, AgentNotFound, ConfigError
 
-ADAPTERS = [adapters.get(name) for name in adapters.names()]
+ADAPTERS = [adapter for adapter in map(adapters.get, adapters.names()) if adapter.executable]
 each_adapter = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
 
 
@@ -21,9 +21,9 @@ def program(path: Path, text: str = "echo 9.9.9") -> Path:
 
 
 def test_an_unknown_agent_is_answered_with_the_nearest_or_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean claude-code\?"):
+    with pytest.raises(ConfigError, match=r"did you mean claude-code\? known agents: claude-code, codex, "):
         adapters.get("claude_code")
-    with pytest.raises(ConfigError, match="known agents: claude-code"):
+    with pytest.raises(ConfigError, match="'zzz'; known agents: claude-code, codex, "):
         adapters.get("zzz")
 
 
@@ -58,7 +58,7 @@ def test_a_named_program_must_exist_and_be_executable(adapter: base.Adapter, tmp
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("echo '1.0.0 (Agent)'", AgentFailed, "is version 1.0.0, ftagent needs"),
+        ("echo '0.0.1 (Agent)'", AgentFailed, "is version 0.0.1, ftagent needs"),
         ("echo no numbers", AgentFailed, "it said: no numbers"),
         ("echo broken >&2; exit 3", AgentFailed, "it said: broken"),
     ],
@@ -84,6 +84,65 @@ def test_the_version_is_compared_by_number(adapter: base.Adapter, tmp_path: Path
     major, minor, patch = adapter.minimum
     newer = f"{major}.{minor}.{patch * 10}"
     assert base.version(adapter, [str(program(tmp_path / "agent", f"echo {newer}"))], {}) == newer
+
+
+@each_adapter
+def test_asking_for_the_version_leaves_nothing_in_the_home(adapter: base.Adapter, tmp_path: Path) -> None:
+    home = " ".join(f'"${name}"' for name in adapter.homes)
+    agent = program(tmp_path / "agent", f"for home in {home}; do touch $home/x || exit 1; done; echo 9.9.9")
+    assert base.version(adapter, [str(agent)], {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}) == "9.9.9"
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+def node(path: Path, version: str) -> Path:
+    """A program that calls itself Node, and runs another with its words."""
+    return program(path, f'[ "$1" = --version ] && echo v{version} || exec sh "$@"')
+
+
+def javascript(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/usr/bin/env node\necho 9.9.9\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+NEEDS_NODE = [adapter for adapter in ADAPTERS if adapter.node]
+
+
+@pytest.mark.parametrize("adapter", NEEDS_NODE, ids=lambda adapter: adapter.name)
+def test_a_newer_node_is_taken_from_beside_the_agent(adapter: base.Adapter, tmp_path: Path) -> None:
+    agent = javascript(tmp_path / "npm" / adapter.executable)
+    node(tmp_path / "bin" / "node", "20.20.2")
+    environ = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    with pytest.raises(AgentFailed, match=r"needs Node 22.*, here is v20\.20\.2; .*npm install node@22"):
+        base.program(adapter, str(agent), environ, tmp_path, ())
+    beside = node(tmp_path / "npm" / "node", "22.23.3")
+    found = base.program(adapter, str(agent), environ, tmp_path, ("--x",))
+    assert found == base.Program((str(beside), str(agent)), "9.9.9", ("--x",))
+    node(tmp_path / "bin" / "node", "24.0.0")
+    assert base.program(adapter, str(agent), environ, tmp_path, ()).words == (str(agent),)
+
+
+@pytest.mark.parametrize("adapter", NEEDS_NODE, ids=lambda adapter: adapter.name)
+def test_a_program_that_is_no_javascript_needs_no_node(adapter: base.Adapter, tmp_path: Path) -> None:
+    agent = program(tmp_path / adapter.executable)
+    environ = {"PATH": "/nowhere"}
+    assert base.program(adapter, str(agent), environ, tmp_path, ()).words == (str(agent),)
+
+
+def test_a_program_of_the_users_own_is_looked_for_on_path(tmp_path: Path) -> None:
+    custom = adapters.get("custom")
+    mine = program(tmp_path / "bin" / "mine")
+    environ = {"PATH": str(tmp_path / "bin")}
+    found = base.program(custom, None, environ, tmp_path, ("mine", "--x"))
+    assert found == base.Program((str(mine),), "", ("--x",))
+    with pytest.raises(ConfigError, match=r"name the program: ftagent run custom -- CMD"):
+        base.program(custom, None, environ, tmp_path, ())
+    with pytest.raises(AgentNotFound, match="no 'none' on PATH"):
+        base.program(custom, None, environ, tmp_path, ("none",))
+    mine.chmod(stat.S_IRUSR)
+    with pytest.raises(AgentNotExecutable, match="is not executable"):
+        base.program(custom, None, environ, tmp_path, (str(mine),))
 
 
 SECRETS = (

@@ -15,9 +15,10 @@ import pytest
 from ftagent.engine.context import disk, tiers
 from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.context.disk import VERSION, DiskTier, encode, ordinary, read_segment
-from ftagent.engine.context.tiers import Address, Bytes, Held, HostTier, PrefixStore, Segment
+from ftagent.engine.context.tiers import Address, Bytes, Contents, Held, HostTier, PrefixStore, Segment
 from ftagent.engine.context.tree import token_key
 from ftagent.engine.job import Job
+from ftagent.engine.steps import LoadedModel
 from tests.engine.test_scheduler import Bench, prompt_of, reply
 from tests.support.toy import ToyRunner, cold_tokens
 
@@ -54,17 +55,20 @@ class ToyContents:
 
 
 def tiered(
-    runner: ToyRunner,
+    runner: ToyRunner | LoadedModel,
     disk: Path | None = None,
     *,
-    contents: ToyContents | None = None,
+    contents: Contents | None = None,
     host: int = 1 << 20,
     anchors: int = 16,
     **limits: int,
 ) -> Bench:
     bench = Bench(runner, anchors, **limits)
     tier = DiskTier(disk, 1 << 20) if disk else None
-    store = PrefixStore(contents or ToyContents(runner), runner.kv.page_size, HostTier(host), tier, "toy")
+    if contents is None:
+        assert isinstance(runner, ToyRunner), "what other pages hold is to be given"
+        contents = ToyContents(runner)
+    store = PrefixStore(contents, runner.kv.page_size, HostTier(host), tier, "toy")
     bench.prefix = PrefixCache(runner.kv, runner.recurrent, anchors, store)
     bench.scheduler.prefix = bench.prefix
     return bench

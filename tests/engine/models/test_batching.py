@@ -16,8 +16,8 @@ from tests.engine.kernels.blas import assert_same
 from tests.engine.models.driving import Request
 from tests.engine.models.tiny import Oracle
 
-# Multiples of 32: vectorised loops, which take two registers of up to 64 bytes at a time, leave no scalar tail,
-# so elementwise functions round alike in any company.
+# Multiples of 32: vectorised loops, which take two registers of up to 64 bytes at a time, leave no scalar
+# tail, so elementwise functions round alike in any company.
 EVEN: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,

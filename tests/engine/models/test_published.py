@@ -145,22 +145,24 @@ RELEASES = {
     "GLM-4.5-Air": Release(
         "Glm4MoeConfig", "Glm4MoeForCausalLM", 106, 2, 46 * 2 * 8 * 128 * 2,
         {
-            "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944,
-            "moe_intermediate_size": 1408, "num_hidden_layers": 46, "num_attention_heads": 96,
-            "head_dim": 128, "num_key_value_heads": 8, "attention_bias": True, "use_qk_norm": False, "n_routed_experts": 128,
-            "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "n_group": 1,
-            "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True, "rope_theta": 1000000,
+            "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 4096,
+            "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 46,
+            "num_attention_heads": 96, "head_dim": 128, "num_key_value_heads": 8, "attention_bias":
+            True, "use_qk_norm": False, "n_routed_experts": 128, "n_shared_experts": 1,
+            "num_experts_per_tok": 8, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+            "routed_scaling_factor": 1.0, "norm_topk_prob": True, "rope_theta": 1000000,
             "partial_rotary_factor": 0.5, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
         },
     ),
     "GLM-4.5": Release(
         "Glm4MoeConfig", "Glm4MoeForCausalLM", 355, 5, 92 * 2 * 8 * 128 * 2,
         {
-            "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 5120, "intermediate_size": 12288,
-            "moe_intermediate_size": 1536, "num_hidden_layers": 92, "num_attention_heads": 96,
-            "head_dim": 128, "num_key_value_heads": 8, "attention_bias": True, "use_qk_norm": True, "n_routed_experts": 160,
-            "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "n_group": 1,
-            "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "rope_theta": 1000000,
+            "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 5120,
+            "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_hidden_layers": 92,
+            "num_attention_heads": 96, "head_dim": 128, "num_key_value_heads": 8, "attention_bias":
+            True, "use_qk_norm": True, "n_routed_experts": 160, "n_shared_experts": 1,
+            "num_experts_per_tok": 8, "first_k_dense_replace": 3, "n_group": 1, "topk_group": 1,
+            "routed_scaling_factor": 2.5, "norm_topk_prob": True, "rope_theta": 1000000,
             "partial_rotary_factor": 0.5, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
         },
     ),

@@ -2,7 +2,9 @@
 
 An expert is `records` [intermediate, 3, hidden] (gate row, up row, down column of a channel), so records
 [first, last) are a complete partial expert: y = sum over them of silu(gate . x) * (up . x) * down, float32.
-Knows addresses and shapes; which records are computed here is decided elsewhere.
+Biases of gate and up [2 * intermediate] may lie behind the records, and `kernels.swiglu` says how the two
+become one. The bias of down is left to who adds the parts: it counts once. Knows addresses and shapes; which
+records are computed here is decided elsewhere.
 
 Determinism: the same parts on the same number of threads with the same instruction set give the same bits.
 """
@@ -11,13 +13,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 
+from ftagent.engine.kernels.experts import SILU, swiglu_
+from ftagent.engine.kernels.swiglu import Swiglu
 from ftagent.engine.machine import native
 from ftagent.engine.machine.handles import Handle
 from ftagent.engine.machine.record_threads import ExecutorFailed, ExpertSizes, RecordPart, RecordThreads
@@ -29,12 +33,30 @@ _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 class RecordShape(NamedTuple):
-    """Sizes of every expert: records [intermediate, 3, hidden] of dtype, `row_bytes` from one to the next."""
+    """Sizes of every expert: records [intermediate, 3, hidden] of dtype, `row_bytes` from one to the next;
+    `biased`: biases of gate and up behind the records.
+    """
 
     hidden: int
     intermediate: int
     dtype: torch.dtype
     row_bytes: int
+    biased: bool = False
+    swiglu: Swiglu = SILU
+
+    def sizes(self) -> ExpertSizes:
+        """The same for the native threads."""
+        alpha, limit, offset = self.swiglu
+        return ExpertSizes(
+            self.hidden,
+            self.intermediate,
+            _name(self.dtype),
+            self.row_bytes,
+            self.biased,
+            alpha,
+            math.inf if limit is None else limit,
+            offset,
+        )
 
 
 class RecordExecutor(Protocol):
@@ -80,9 +102,8 @@ class NativeExecutor:
         isa: str | None = None,
         cores: Sequence[int] | None = None,
     ) -> None:
-        sizes = ExpertSizes(shape.hidden, shape.intermediate, _name(shape.dtype), shape.row_bytes)
         self.shape = shape
-        self._team = RecordThreads(sizes, threads, isa, cores)
+        self._team = RecordThreads(shape.sizes(), threads, isa, cores)
 
     @property
     def handle(self) -> int:
@@ -187,15 +208,24 @@ class TorchExecutor:
         self.failed = self.failed or "the expert executor is closed"
 
     def _part(self, part: RecordPart, x: torch.Tensor) -> torch.Tensor:
-        count, hidden = part.last - part.first, self.shape.hidden
+        count, hidden, inner = part.last - part.first, self.shape.hidden, self.shape.intermediate
         if count == 0:
             return torch.zeros(hidden)
+        records = self._values(part.address, 3 * hidden * part.first, 3 * hidden * count).view(
+            count, 3, hidden
+        )
+        gate, up = records[:, 0] @ x, records[:, 1] @ x
+        if self.shape.biased:
+            behind = 3 * hidden * inner + part.first
+            gate += self._values(part.address, behind, count)
+            up += self._values(part.address, behind + inner, count)
+        return swiglu_(gate, up, self.shape.swiglu) @ records[:, 2]
+
+    def _values(self, address: int, first: int, count: int) -> torch.Tensor:
+        """float32 [count] from element `first` behind `address` on."""
         size = self.shape.dtype.itemsize
-        start = part.address + part.first * 3 * hidden * size
-        raw = (ctypes.c_uint8 * (count * 3 * hidden * size)).from_address(start)
-        records = torch.frombuffer(raw, dtype=self.shape.dtype).view(count, 3, hidden).float()
-        act = F.silu(records[:, 0] @ x) * (records[:, 1] @ x)
-        return act @ records[:, 2]
+        raw = (ctypes.c_uint8 * (count * size)).from_address(address + first * size)
+        return torch.frombuffer(raw, dtype=self.shape.dtype).float()
 
 
 def _check(shape: RecordShape, parts: Sequence[RecordPart], x: torch.Tensor, y: torch.Tensor) -> None:

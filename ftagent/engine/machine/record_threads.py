@@ -39,13 +39,18 @@ class RecordPart(NamedTuple):
 
 class ExpertSizes(NamedTuple):
     """Sizes of every expert: records [intermediate, 3, hidden] of dtype (one of `DTYPES`), `row_bytes` from
-    one expert to the next.
+    one expert to the next; `biased`: behind the records biases of gate and up [2 * intermediate]. What stands
+    below says how the two become one, as `kernels.swiglu` has it.
     """
 
     hidden: int
     intermediate: int
     dtype: str
     row_bytes: int
+    biased: bool = False
+    alpha: float = 1.0
+    limit: float = math.inf
+    offset: float = 0.0
 
 
 def cpu_isas() -> list[str]:
@@ -80,6 +85,10 @@ class _Shape(ctypes.Structure):
         ("intermediate", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
         ("row_bytes", ctypes.c_int64),
+        ("biased", ctypes.c_int32),
+        ("alpha", ctypes.c_float),
+        ("limit", ctypes.c_float),
+        ("offset", ctypes.c_float),
     )
 
 
@@ -127,7 +136,16 @@ class RecordThreads:
         self._failed: str | None = None
         self._library = library
         where = list(cores) if cores is not None else machine_cores.worker_cores(threads)
-        shape = _Shape(sizes.hidden, sizes.intermediate, DTYPES.index(sizes.dtype), sizes.row_bytes)
+        shape = _Shape(
+            sizes.hidden,
+            sizes.intermediate,
+            DTYPES.index(sizes.dtype),
+            sizes.row_bytes,
+            sizes.biased,
+            sizes.alpha,
+            sizes.limit,
+            sizes.offset,
+        )
         limit = -1 if isa is None else ISAS.index(isa)
         places = (ctypes.c_int32 * len(where))(*where)
         address = library.ft_executor_new(ctypes.byref(shape), len(where), places, limit) or 0

@@ -35,6 +35,8 @@ struct Job {
     int64_t padded;  // hidden, rounded up to kPad
     int64_t stride;  // from one row of sums or of x to the next
     int64_t record_bytes;
+    int64_t biases_at;  // bytes from an expert's first to its biases; 0: it has none
+    Swiglu swiglu;
     int32_t workers;
     Team* team;
     float* scratch;  // [workers, kSlots + 1, kMaxRows, stride]: sums, then x
@@ -162,6 +164,8 @@ bool Job::compute(int worker) const {
         work.last = group.first + int32_t(to - group.begin);
         work.hidden = hidden;
         work.intermediate = intermediate;
+        work.biases = biases_at ? group.expert + biases_at : nullptr;
+        work.swiglu = swiglu;
         work.rows = group.rows;
         if (at + 1 < groups.size() && groups[at + 1].begin < end)
             work.next = groups[at + 1].expert + groups[at + 1].first * record_bytes;
@@ -207,6 +211,8 @@ Executor::Executor(Shape shape, int threads, const int* cores, int isa)
     job_->intermediate = shape.intermediate;
     job_->padded = (shape.hidden + kPad - 1) / kPad * kPad;
     job_->record_bytes = job_->kernel ? job_->kernel->record_bytes(shape.hidden) : 0;
+    job_->biases_at = shape.biased ? job_->record_bytes * shape.intermediate : 0;
+    job_->swiglu = shape.swiglu;
     job_->workers = team_->threads();
     job_->team = team_;
     job_->stride = staggered(job_->padded);

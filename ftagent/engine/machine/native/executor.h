@@ -1,7 +1,8 @@
 // Computes experts where they lie in host memory, on persistent pinned threads.
 //
 // An expert is `records` [intermediate, 3, hidden] (gate row | up row | down column of one intermediate channel), so
-// any run of records is one contiguous range of bytes and a complete partial expert. A job is cut evenly by records:
+// any run of records is one contiguous range of bytes and a complete partial expert. Biases of gate and up
+// [2 * intermediate] lie behind the records, in the same dtype; that of down is left to who adds the parts. A job is cut evenly by records:
 // worker t takes one contiguous range of all records of the job, in the order of its parts, without barriers between
 // gate/up and down. Where workers share an expert, their float32 sums are added in the order of the record ranges,
 // whichever worker was fast.
@@ -10,12 +11,16 @@
 
 #include <stdint.h>
 
+#include "kernels.h"
+
 namespace ft {
 
 struct Shape {
     int32_t hidden, intermediate;
     int32_t dtype;      // 0 bf16, 1 float32
     int64_t row_bytes;  // from one expert to the next; not needed to compute a part
+    int32_t biased;     // whether there are biases
+    Swiglu swiglu;
 };
 
 struct Part {

@@ -16,12 +16,20 @@ constexpr int kMaxRows = 4;
 // x and y of a kernel are padded to a multiple of this many elements; the padding of x holds zeros.
 constexpr int kPad = 64;
 
-// y[r] += sum over i in [first, last) of silu(gate_i . x[r]) * (up_i . x[r]) * down_i
+// How a channel's gate g and up u become one: (u + offset) * g / (1 + exp(-alpha * g)), where g is at most `limit` and
+// u at most that far from zero.
+struct Swiglu {
+    float alpha, limit, offset;
+};
+
+// y[r] += sum over i in [first, last) of act(gate_i . x[r] + bias_i, up_i . x[r] + bias_(intermediate + i)) * down_i
 struct Work {
     const uint8_t* expert;  // first byte of the expert's row
     const uint8_t* next;    // first record that this worker reads afterwards, fetched in time; null: none
     int32_t first, last;
     int32_t hidden, intermediate;
+    const uint8_t* biases;  // [2 * intermediate] of the records' dtype; null: none
+    Swiglu swiglu;
     int32_t rows;
     const void* x[kMaxRows];  // float32 or bf16, see RecordKernel::float_x; 64-byte aligned, padded
     float* y[kMaxRows];       // 64-byte aligned, padded

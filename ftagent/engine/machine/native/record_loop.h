@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "kernels.h"
 
@@ -117,6 +118,22 @@ inline __attribute__((always_inline)) void add_scaled(const Work& work, const ui
     }
 }
 
+inline float scalar(const float* p) { return *p; }
+inline float scalar(const uint16_t* p) {
+    const uint32_t bits = uint32_t(*p) << 16;
+    float out;
+    memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+// A comparison with a NaN is false, so one stays what it is.
+inline float joined(const Swiglu& how, float gate, float up) {
+    if (gate > how.limit) gate = how.limit;
+    if (up > how.limit) up = how.limit;
+    if (up < -how.limit) up = -how.limit;
+    return gate / (1.0f + expf(-how.alpha * gate)) * (up + how.offset);
+}
+
 // B records at a time, from row `from` of the run on; returns the row behind the last whole batch. The rows are
 // consumed gate, up, (gate, up,) down, (down); each one fetches the row that comes `lead` later in that order, so
 // every row is fetched once, and none that is being read beside it.
@@ -130,6 +147,7 @@ inline int64_t batches(const Work& work, int64_t from) {
     const int64_t lead = wanted > kDots ? wanted : kDots;
     const uint8_t* const base = work.expert + 3 * row_bytes * work.first;
     const uint8_t* const after = work.next ? work.next : base;
+    const auto* const biases = reinterpret_cast<const typename V::T*>(work.biases);
     int64_t near[kRows], far[kRows];
     for (int j = 0; j < kRows; ++j) near[j] = j < kDots ? j / 2 * 3 + j % 2 : 3 * (j - kDots) + 2;
     for (int j = 0; j < kRows; ++j) far[j] = (j + lead) / kRows * kRows + near[(j + lead) % kRows];
@@ -145,11 +163,16 @@ inline int64_t batches(const Work& work, int64_t from) {
 #pragma GCC unroll 4
         for (int w = 0; w < kDots; w += kPass) dots<V, R, kPass>(work, at + w, ahead + w, gate_up + w);
         float act[B][R];
-        for (int b = 0; b < B; ++b)
-            for (int r = 0; r < R; ++r) {
-                const float gate = gate_up[2 * b][r];
-                act[b][r] = gate / (1.0f + expf(-gate)) * gate_up[2 * b + 1][r];
+        for (int b = 0; b < B; ++b) {
+            float to_gate = 0, to_up = 0;
+            if (biases) {
+                const int64_t record = work.first + from / 3 + b;
+                to_gate = scalar(biases + record);
+                to_up = scalar(biases + work.intermediate + record);
             }
+            for (int r = 0; r < R; ++r)
+                act[b][r] = joined(work.swiglu, gate_up[2 * b][r] + to_gate, gate_up[2 * b + 1][r] + to_up);
+        }
         add_scaled<V, R, B>(work, at + kDots, ahead + kDots, act);
     }
     return from;

@@ -201,7 +201,11 @@ def no_memory(where: str, plan: Plan, reason: str) -> LoadFailed:
 
 
 def choose_mode(asked: Mode, slots: int, experts: int) -> Mode:
-    """The mode that will run. Raises ConfigError when the slots do not allow the one asked for."""
+    """The mode that will run. Raises ConfigError when the slots do not allow the one asked for. Without
+    experts there is nothing to place, and every mode is the same.
+    """
+    if not experts:
+        return "fused"
     if asked == "fused" and slots < experts:
         raise ConfigError(
             f"mode fused needs slots for all {experts} experts, there are {slots}; use mode hybrid"

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from ftagent.engine.options import EngineOptions
+from ftagent.engine.options import EngineOptions, Mode
 from ftagent.engine.planner import CHUNKS, GIB, MIB, ModelSizes, Plan, plan_cpu, plan_device, prefill_bytes
 from ftagent.errors import ConfigError, LoadFailed
 
@@ -173,6 +173,20 @@ def test_the_cpu_plan_counts_shared_slots_once() -> None:
     assert (apart.slots, apart.mode) == (5, "hybrid")
     with pytest.raises(LoadFailed, match="GiB of memory"):
         plan_cpu(HALF, replace(options, ram=str(need - 1)), 0, "model")
+
+
+@pytest.mark.parametrize("mode", ["auto", "fused", "offload", "cpu", "hybrid"])
+def test_a_model_without_experts_needs_no_slots_in_any_mode(mode: Mode) -> None:
+    dense = replace(
+        QWEN3, dense=16_381_470_720, experts=0, per_token=0, slot_bytes=0, bank_bytes=0, intermediate=0
+    )
+    options = EngineOptions(mode=mode, vram="24GiB", max_running=4)
+    plan = device(dense, options)
+    assert (plan.slots, plan.staging, plan.mode) == (0, 0, "fused")
+    assert plan.device_bytes <= 24 * GIB
+    assert plan.pages * 64 > plan.context, "what experts do not take holds more requests"
+    on_cpu = plan_cpu(dense, replace(options, vram=None), 32 * GIB, "model")
+    assert (on_cpu.slots, on_cpu.mode) == (0, "fused")
 
 
 def test_the_planner_does_not_load_torch() -> None:

@@ -100,12 +100,13 @@ def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -
     )
     device = _sum(fixed)
     need = sizes.bank_bytes + device
-    fitting = sizes.experts if sizes.shared else (have - need) // sizes.slot_bytes
+    slot = max(sizes.slot_bytes, 1)  # a model without experts has slots of nothing
+    fitting = sizes.experts if sizes.shared else (have - need) // slot
     if vram is None:
         spare = min(context_pages * options.max_running, SPARE_KV_BYTES // max(sizes.page_bytes, 1))
         pages = max(context_pages, spare)
     else:
-        fitting = min(fitting, (vram - device) // sizes.slot_bytes)
+        fitting = min(fitting, (vram - device) // slot)
     slots = _slots(sizes, options, fitting)
     pools = (*fixed, _slot_pool(sizes, slots))
     if vram is not None:

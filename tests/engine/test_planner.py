@@ -187,6 +187,7 @@ def test_a_model_without_experts_needs_no_slots_in_any_mode(mode: Mode) -> None:
     assert plan.pages * 64 > plan.context, "what experts do not take holds more requests"
     on_cpu = plan_cpu(dense, replace(options, vram=None), 32 * GIB, "model")
     assert (on_cpu.slots, on_cpu.mode) == (0, "fused")
+    assert plan_cpu(dense, options, 32 * GIB, "model").slots == 0
 
 
 def test_the_planner_does_not_load_torch() -> None:

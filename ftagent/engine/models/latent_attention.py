@@ -97,7 +97,7 @@ class LatentAttention:
         ]
         done += [self._span(query[span.rows], stored[span.rows], span, kv) for span in batch.spans]
         out = done[0] if len(done) == 1 else torch.cat(done)
-        return project(out.reshape(rows, -1), self.out, batch.decode)
+        return project(out.reshape(rows, -1).to(x.dtype), self.out, batch.decode)  # merging leaves float32
 
     def _span(self, query: torch.Tensor, stored: torch.Tensor, span: Span, kv: KvStorage) -> torch.Tensor:
         """query [rows, heads, d] over the rows themselves, expanded, and over their past."""

@@ -1,8 +1,10 @@
 """Routed experts on many tokens: grouped matrix products over pairs sorted by expert, for prefill.
 
 A pair is one (token, rank): token * k + rank. Group g holds the pairs [offsets[g], offsets[g + 1]) and uses
-the expert whose records [I, 3, H] lie at address pointers[g]. The device itself finds out which program works
-on which rows, so nothing here waits for it. Knows no slots and no banks: any readable address is an expert.
+the expert whose records [I, 3, H] lie at address pointers[g]. Biases are no part of the records: they lie in
+a table of all experts, and that of down is left to the caller, since it counts once. The device itself finds
+out which program works on which rows, so nothing here waits for it. Knows no slots and no banks: any readable
+address is an expert.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -18,9 +20,11 @@ import triton.language as tl
 from ftagent.engine.kernels.gpu.device import Device, describe
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 from ftagent.engine.kernels.gpu.signals import NATIVE
+from ftagent.engine.kernels.swiglu import Swiglu
 
 SCATTER_COLUMNS = 1024
 RESERVED = 2048  # bytes of shared memory that tiles leave to the compiler
+SILU = Swiglu()
 PROBE = 32  # entries of the tile map that a program writes at once
 
 
@@ -32,6 +36,15 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
+
+
+class Biases(NamedTuple):
+    """What is added to the products of a layer's experts: `table` T [E, 2I + H], gate | up | down; `experts`
+    int32 [G] says whose row a group takes.
+    """
+
+    table: torch.Tensor
+    experts: torch.Tensor
 
 
 def choose_rows(rows_per_group: int) -> int:
@@ -109,8 +122,16 @@ def group_pairs(
     return made
 
 
-def gate_up(x: torch.Tensor, groups: Groups, act: torch.Tensor, tile: Tile | None = None) -> None:
-    """act T [P', I] = silu(gate . x) * (up . x) of each pair's expert on its token of x T [n, H].
+def gate_up(
+    x: torch.Tensor,
+    groups: Groups,
+    act: torch.Tensor,
+    tile: Tile | None = None,
+    biases: Biases | None = None,
+    how: Swiglu = SILU,
+) -> None:
+    """act T [P', I] = silu(gate . x) * (up . x) of each pair's expert on its token of x T [n, H], or what
+    `how` makes of the two, each with its bias.
 
     `tile`, of groups.rows rows, is chosen by the device unless given.
     """
@@ -121,9 +142,12 @@ def gate_up(x: torch.Tensor, groups: Groups, act: torch.Tensor, tile: Tile | Non
         return
     launch(
         gate_up_kernel, (groups.most * blocks,),
-        x, groups.pairs, groups.offsets, groups.pointers, groups.tiles, act, groups.most,
+        x, groups.pairs, groups.offsets, groups.pointers, groups.tiles,
+        x if biases is None else biases.table, groups.offsets if biases is None else biases.experts, act,
+        groups.most,
         warps=tile.warps, num_stages=tile.stages, K=groups.per_token, H=hidden,
         RECORDS=intermediate, BLOCKS=blocks, BM=tile.rows, BN=tile.columns, BK=tile.depth,
+        BIASED=biases is not None, ALPHA=how.alpha, LIMIT=how.limit, OFFSET=how.offset,
         PRECISION=_precision(x),
     )  # fmt: skip
 
@@ -191,11 +215,23 @@ def _product(a, b, acc, PRECISION: tl.constexpr):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
 
 
+@triton.jit
+def _joined(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr):
+    """See `kernels.swiglu`. A comparison with what is no number is false, so that it stays what it is."""
+    if LIMIT is not None:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    if OFFSET != 0:
+        up += OFFSET
+    return gate / (1.0 + tl.exp(-ALPHA * gate)) * up
+
+
 @triton.jit(do_not_specialize=["most"])
 def gate_up_kernel(
-    x, pairs, offsets, pointers, tiles, act, most,
+    x, pairs, offsets, pointers, tiles, biases, experts, act, most,
     K: tl.constexpr, H: tl.constexpr, RECORDS: tl.constexpr, BLOCKS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, OFFSET: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Columns are gate and up of one record side by side, so that one product gives both to one thread."""
     let_next_start(PDL)
@@ -224,8 +260,12 @@ def gate_up_kernel(
                 right = tl.load(b + begin, mask=(record < RECORDS)[None, :] & deep[:, None], other=0.0)
             acc = _product(left, right, acc, PRECISION)
         gate, up = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
-        value = gate / (1.0 + tl.exp(-gate)) * up
         record = (tl.program_id(0) % BLOCKS) * (BN // 2) + tl.arange(0, BN // 2)
+        if BIASED:
+            own = biases + tl.load(experts + group).to(tl.int64) * (2 * RECORDS + H) + record
+            gate += tl.load(own, mask=record < RECORDS, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(own + RECORDS, mask=record < RECORDS, other=0.0).to(tl.float32)[None, :]
+        value = _joined(gate, up, ALPHA, LIMIT, OFFSET)
         at = act + row.to(tl.int64)[:, None] * RECORDS + record[None, :]
         tl.store(at, value.to(act.dtype.element_ty), mask=inside[:, None] & (record < RECORDS)[None, :])
 

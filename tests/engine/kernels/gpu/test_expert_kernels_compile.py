@@ -84,11 +84,14 @@ def grouped_cases(model: Model, device: Device, rows_per_group: int) -> list[Cas
         "BK": tile.depth, "PRECISION": "tf32",
     }  # fmt: skip
     up = {**shape, "K": model.per_token, "BLOCKS": -(-2 * model.intermediate // tile.columns)}
+    up |= {"BIASED": False, "ALPHA": 1.0, "LIMIT": None, "OFFSET": 0.0}
+    clamped = {**up, "BIASED": True, "ALPHA": 1.702, "LIMIT": 7.0, "OFFSET": 1.0}
     down = {**shape, "BLOCKS": -(-model.hidden // tile.columns)}
-    up_types = ("*bf16", "*i32", "*i32", "*i64", "*i32", "*bf16", "i32")
+    up_types = ("*bf16", "*i32", "*i32", "*i64", "*i32", "*bf16", "*i32", "*bf16", "i32")
     down_types = ("*bf16", "*i32", "*i64", "*i32", "*bf16", "i32")
     return [
         Case(GPU + "grouped", "gate_up_kernel", up_types, up, tile.warps, tile.stages),
+        Case(GPU + "grouped", "gate_up_kernel", up_types, clamped, tile.warps, tile.stages),
         Case(GPU + "grouped", "down_kernel", down_types, down, tile.warps, tile.stages),
     ]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ftagent.engine.kernels.gpu import experts_reference
 from ftagent.engine.kernels.gpu.device import Device
 from ftagent.engine.kernels.gpu.grouped import (
+    Biases,
     choose_rows,
     choose_tile,
     down,
@@ -21,6 +22,7 @@ from ftagent.engine.kernels.gpu.grouped import (
     positions,
     scatter_add,
 )
+from ftagent.engine.kernels.swiglu import Swiglu
 
 EXAMPLES = 6 if torch.cuda.is_available() else 12  # each has kernels of its own to compile on a device
 
@@ -130,6 +132,35 @@ def test_waves_of_experts_add_up(device: torch.device, dtype: torch.dtype) -> No
         run(layer, wave, y)
     expected = layer.expected()
     assert float((y.double() - expected).abs().max()) <= 2e-2 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    "how", [Swiglu(), Swiglu(1.702, 7.0, 1.0), Swiglu(1.702, 0.5, 1.0), Swiglu(limit=1.0)]
+)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_biases_and_clamps(device: torch.device, dtype: torch.dtype, biased: bool, how: Swiglu) -> None:
+    """Groups take the biases of their own experts, whatever their order: here 3, 0 and 2 of 5."""
+    tokens, hidden, inner, wave = 12, 40, 20, [3, 0, 2]
+    layer = make(tokens, 1, 5, hidden, inner, dtype, device, 7)
+    x = layer.x * 3
+    table = torch.randn(5, 2 * inner + hidden).to(dtype).to(device)
+    pairs = torch.randperm(tokens).to(torch.int32).to(device)
+    offsets = torch.tensor([0, 5, 6, 12], dtype=torch.int32, device=device)
+    groups = group_pairs(pairs, offsets, layer.pointers[wave], 1)
+    act = torch.full((tokens, inner), float("nan"), dtype=dtype, device=device)
+    experts = torch.tensor(wave, dtype=torch.int32, device=device)
+    gate_up(x, groups, act, biases=Biases(table, experts) if biased else None, how=how)
+    limit = float("inf") if how.limit is None else how.limit
+    for place, pair in enumerate(pairs.tolist()):
+        expert = wave[0 if place < 5 else 1 if place < 6 else 2]
+        gate, up, _ = layer.bank[expert].double().unbind(1)
+        row, added = x[pair].double(), table[expert].double() * biased
+        left, right = gate @ row + added[:inner], up @ row + added[inner : 2 * inner]
+        left, right = left.clamp(max=limit), right.clamp(-limit, limit)
+        expected = (right + how.offset) * left / (1 + (-how.alpha * left).exp())
+        error = (act[place].double() - expected).abs().max()
+        assert float(error) <= (1e-5 if dtype == torch.float32 else 1e-2) * float(expected.abs().max() + 1)
 
 
 def test_nothing_to_do(device: torch.device) -> None:

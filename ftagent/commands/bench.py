@@ -16,9 +16,11 @@ from ftagent import __version__
 from ftagent.commands.common import (
     ENGINE_FLAGS,
     emit,
+    engine_options,
     json_flag,
     load_settings,
     log_to_stderr,
+    narrate,
     open_engine,
     setting_flags,
 )
@@ -26,13 +28,13 @@ from ftagent.errors import ConfigError
 from ftagent.settings import Settings
 
 if TYPE_CHECKING:
+    from ftagent.engine.anchor_bench import AnchorsResult
     from ftagent.engine.bench import DecodeResult, ExpertFigures, PrefillResult
     from ftagent.engine.experts.costs import CostModel
     from ftagent.engine.machine.bandwidth import BandwidthResult
     from ftagent.engine.machine.probe import Machine
     from ftagent.engine.machine.record_threads import ExpertSizes
     from ftagent.engine.machine.rounds import Spread
-    from ftagent.engine.replays import AnchorsResult
 
 _BANDWIDTH_FLAGS = {"model": "DIR|demo", "device": "auto|cpu|cuda[:N]", "threads": "N"}
 
@@ -132,23 +134,36 @@ def prefill(tokens: int, repeats: int, reference: bool, as_json: bool, **flags: 
     show_default=True,
     help="Words of the system text.",
 )
+@click.option(
+    "--tokens",
+    metavar="N",
+    type=click.IntRange(min=100),
+    help="A system text of about N tokens instead, to edit behind a long context.",
+)
+@click.option(
+    "--cold",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Compute only the last N turns of each replay cold. Unset: all, and with --tokens one.",
+)
+@click.option("--restart/--no-restart", default=True, show_default=True, help="Measure a second start too.")
 @json_flag
 @setting_flags(ENGINE_FLAGS)
-def anchors(system: int, as_json: bool, **flags: Any) -> None:
-    """What a turn costs after the edits that agents make.
+def anchors(
+    system: int, tokens: int | None, cold: int | None, restart: bool, as_json: bool, **flags: Any
+) -> None:
+    """What a turn costs after the edits that agents make, and the first one after a restart.
 
     Replays conversations that are appended to, stripped of thinking, compacted, forked and interleaved, and
-    compares with an engine that keeps nothing.
+    compares with an engine that keeps nothing. Every engine has a process of its own.
     """
     log_to_stderr()
     settings = load_settings(flags).values
-    from ftagent.engine.replays import bench_anchors, run_replays
+    from ftagent.engine.anchor_bench import AnchorsWish, bench_anchors
 
-    with open_engine(settings, keep_prefixes=False) as engine:
-        model, found = engine.model, run_replays(engine, system)
-    with open_engine(settings, keep_prefixes=False, anchors="0") as engine:
-        twin = run_replays(engine, system)
-    result = bench_anchors(model, found, twin)
+    compared = 1 if cold is None and tokens is not None else cold
+    wish = AnchorsWish(engine_options(settings), system, tokens, compared, restart)
+    result = bench_anchors(wish, narrate)
     if as_json:
         from ftagent.engine.machine.probe import probe
 
@@ -159,18 +174,37 @@ def anchors(system: int, as_json: bool, **flags: Any) -> None:
 
 
 def _anchor_lines(result: AnchorsResult) -> Iterator[str]:
-    heads = ("turns", "prompt", "in common", "new", "recomputed", "reused", "first token", "cold", "equal")
+    heads = (
+        "turns",
+        "in common",
+        "new",
+        "reused",
+        "recomputed",
+        "least",
+        "first token",
+        "cold",
+        "ratio",
+        "equal",
+    )
     yield f"{'tokens':<22}" + "".join(f"{head:>12}" for head in heads)
     for replay in result.replays:
         cells = (
-            *(f"{count:,}" for count in (replay.turns, replay.prompt, replay.common, replay.new)),
+            *(f"{count:,}" for count in (replay.turns, replay.common, replay.new, replay.reused)),
             f"{replay.recomputed:,}",
             f"{replay.reused_share:.1%}",
             f"{1000 * replay.first_token_warm_s:.0f} ms",
             f"{1000 * replay.first_token_cold_s:.0f} ms",
+            f"{replay.ratio:.3f}",
             "yes" if replay.warm_equals_cold else "NO",
         )
         yield f"{replay.replay:<22}" + "".join(f"{cell:>12}" for cell in cells)
+    again = result.restart
+    if again is not None:
+        yield (
+            f"{'second start':<22}{again.reused:,} of {again.prompt:,} tokens from a file; first token "
+            f"{1000 * again.first_token_s:.0f} ms, cold {1000 * again.cold_first_s:.0f} ms (later "
+            f"{1000 * again.cold_s:.0f}), ratio {again.ratio:.3f}, equal: {'yes' if again.equal else 'NO'}"
+        )
     yield f"{'model':<22}{result.model} on {result.device}, {result.context} tokens of context"
 
 

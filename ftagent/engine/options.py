@@ -20,7 +20,8 @@ class EngineOptions:
     bounds the prompt tokens of one step. `reference` leaves out, on a device, what this engine adds to the
     common way: chunks of 8,192 tokens that stream every expert of every layer through a double buffer and
     keep none of them, least recently used slots, whole experts on either side, no look-ahead, no backfill.
-    `keep_prefixes`: what agents' prompts begin with is kept in files for later runs. `anchors` is the host
+    `keep_prefixes`: what agents' prompts begin with is kept in files for later runs, under `prefix_root` if
+    that is given. `anchors` is the host
     memory for kept prompts: a count of states to resume at ("16"), or a size for states and pages together
     ("4GiB"); with "0", nothing of a prompt is kept.
     `verify_anchors`: this part of the hits, 0 to 1, is computed cold as well and compared.
@@ -41,5 +42,6 @@ class EngineOptions:
     constrain_tools: Literal["auto", "required"] | None = None
     reference: bool = False
     keep_prefixes: bool = False
+    prefix_root: str | None = None
     anchors: str | None = None
     verify_anchors: float = 0.0

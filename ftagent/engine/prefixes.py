@@ -30,7 +30,8 @@ def store_for(runner: LoadedModel, directory: Path, options: EngineOptions) -> P
     model = identity(directory, runner.info.fingerprint, dtype)
     disk = None
     if options.keep_prefixes:
-        disk = DiskTier(prefix_dir() / model, DISK_BYTES, contents.blank)
+        root = Path(options.prefix_root) if options.prefix_root else prefix_dir()
+        disk = DiskTier(root / model, DISK_BYTES, contents.blank)
     return PrefixStore(contents, runner.kv.page_size, HostTier(runner.kept.bytes), disk, model)
 
 

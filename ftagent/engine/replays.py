@@ -2,17 +2,16 @@
 
 Each replay is a conversation over a long system text with tools, continued in one of the ways agents
 continue: only appended to, with thinking left out, with an old tool result replaced, compacted, forked, and
-with titles and other sessions in between. A second engine that keeps nothing replays the same for
-comparison. Measures through the engine's face; knows no command line.
+with titles and other sessions in between. Measures through the engine's face; what is made of it stands in
+`anchor_bench`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import pydoc_data.topics
-import statistics
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -23,6 +22,7 @@ from ftagent.events import Event, Failed, Finished, Progress, TextDelta, Thinkin
 
 REPLY_TOKENS = 16
 SESSIONS = 20
+ROOM_WORDS = 1600  # what the longest replay adds to its system text
 
 _TOOLS = (
     ToolSpec("read_file", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),
@@ -50,34 +50,7 @@ class Turn(NamedTuple):
     reply: tuple[int, ...]
     cached: int
     first_token_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
-    """The later turns of one replay together, in tokens. `common` is the longest prefix that a prompt shares
-    with an earlier prompt and its reply, `new` what lies behind it; `reused_share` is the smallest over the
-    turns of what was reused of `common`. First tokens in seconds, medians; cold ones were measured on an
-    engine that keeps nothing.
-    """
-
-    replay: str
-    turns: int
-    prompt: int
-    common: int
-    new: int
-    recomputed: int
-    reused_share: float
-    first_token_warm_s: float
-    first_token_cold_s: float
-    warm_equals_cold: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorsResult:
-    model: str
-    device: str
-    context: int
-    replays: tuple[ReplayResult, ...]
+    conversation: Conversation
 
 
 @dataclass(slots=True)
@@ -109,10 +82,10 @@ class _Talk:
 class _Replayer:
     """Runs replays on one engine, and notes every request."""
 
-    def __init__(self, engine: Replayable, system_words: int) -> None:
+    def __init__(self, engine: Replayable, system_words: int, begin: int = 0) -> None:
         self._engine = engine
         self._words = _text()
-        self._place = 0
+        self._place = begin
         self._system_words = system_words
         self._numbers = 0
         self.turns: list[Turn] = []
@@ -124,8 +97,21 @@ class _Replayer:
     def talk(self, name: str, tools: tuple[ToolSpec, ...] = _TOOLS) -> _Talk:
         """A new conversation; those of one replay have their system text in common."""
         self._numbers += 1
-        text = f"You are agent {name}. " + " ".join(self._words[: self._system_words])
+        count = len(self._words)
+        body = " ".join(self._words[index % count] for index in range(self._system_words))
+        text = f"You are agent {name}. {body}"
         return _Talk(self._numbers, self.words, [Message("system", (Text(text),))], tools)
+
+    def check_room(self, words: int) -> None:
+        """Raise ConfigError unless the context holds the system text and so many words."""
+        longest = self.talk("longest")
+        longest.say(words)
+        needed, context = len(self._engine.prompt_ids(longest.conversation())), self._engine.model.context
+        if needed > context:
+            raise ConfigError(
+                f"the replays need a context of {needed} tokens and the model has {context}: "
+                "use a shorter system text (--system, --tokens) or more --context"
+            )
 
     def ask(self, replay: str, talk: _Talk, *, first: bool = False, answer: bool = True) -> None:
         conversation = talk.conversation()
@@ -153,19 +139,13 @@ class _Replayer:
                 raise EngineError(event.message)
             elif isinstance(event, Finished):
                 blocks = [Thinking(thinking)] if thinking else []
-                turn = Turn(
-                    *(replay, first, prompt, event.token_ids, event.usage.cached_tokens, first_token or 0.0)
-                )
+                seconds, cached = first_token or time.perf_counter() - start, event.usage.cached_tokens
+                turn = Turn(replay, first, prompt, event.token_ids, cached, seconds, conversation)
                 return (*blocks, Text(text or "Well.")), turn
         raise EngineError("the engine gave no answer")
 
 
 Replay = Callable[[_Replayer], None]
-
-
-def bench_anchors(model: ModelInfo, warm: Sequence[Turn], cold: Sequence[Turn]) -> AnchorsResult:
-    """Figures of what `run_replays` gave on an engine, and on one that keeps nothing."""
-    return AnchorsResult(model.id, model.device, model.context, tuple(_results(warm, cold)))
 
 
 def run_replays(engine: Replayable, system_words: int) -> list[Turn]:
@@ -174,17 +154,30 @@ def run_replays(engine: Replayable, system_words: int) -> list[Turn]:
     Raises ConfigError when they do not fit the model's context, EngineError when the engine fails.
     """
     replayer = _Replayer(engine, system_words)
-    longest = replayer.talk("longest")
-    longest.say(2 * system_words + 900)
-    needed = len(engine.prompt_ids(longest.conversation()))
-    if needed > engine.model.context:
-        raise ConfigError(
-            f"the replays need a context of {needed} tokens and the model has {engine.model.context}: "
-            "use a shorter system text (--system) or more --context"
-        )
+    replayer.check_room(ROOM_WORDS)
     for replay in _REPLAYS:
         replay(replayer)
     return replayer.turns
+
+
+def run_first_turn(engine: Replayable, system_words: int, number: int) -> Turn:
+    """The first request of a session, the `number`-th behind this system text and these tools. Raises as
+    `run_replays` does.
+    """
+    replayer = _Replayer(engine, system_words, begin=100 * number)
+    replayer.check_room(100)
+    talk = replayer.talk("restart")
+    talk.say(40)
+    replayer.ask("restart", talk, first=True, answer=False)
+    return replayer.turns[0]
+
+
+def words_for(engine: Replayable, tokens: int) -> int:
+    """How many words of the system text bring the beginning of a prompt to about so many tokens."""
+    words = [max(20, tokens // 2), max(21, tokens)]
+    found = [len(engine.prompt_ids(_Replayer(engine, count).talk("long").conversation())) for count in words]
+    each = (found[1] - found[0]) / (words[1] - words[0])
+    return max(20, words[1] - int((found[1] - tokens) / max(each, 0.01)))
 
 
 def _append_only(replayer: _Replayer) -> None:
@@ -283,52 +276,6 @@ _REPLAYS: tuple[Replay, ...] = (
     _titles,
     _sessions,
 )
-
-
-def _results(warm: Sequence[Turn], cold: Sequence[Turn]) -> Iterator[ReplayResult]:
-    """One result for each replay, in order. What a reply's last token would have cost counts as new: it is
-    sampled, but not computed.
-    """
-    names = list(dict.fromkeys(turn.replay for turn in warm))
-    commons = _commons(warm)
-    for name in names:
-        chosen = [index for index, turn in enumerate(warm) if turn.replay == name and not turn.first]
-        prompts = sum(len(warm[index].prompt) for index in chosen)
-        common = sum(commons[index] for index in chosen)
-        yield ReplayResult(
-            replay=name,
-            turns=len(chosen),
-            prompt=prompts,
-            common=common,
-            new=prompts - common,
-            recomputed=prompts - sum(warm[index].cached for index in chosen),
-            reused_share=min(warm[index].cached / max(commons[index], 1) for index in chosen),
-            first_token_warm_s=statistics.median(warm[index].first_token_s for index in chosen),
-            first_token_cold_s=statistics.median(cold[index].first_token_s for index in chosen),
-            warm_equals_cold=all(
-                (warm[index].prompt, warm[index].reply) == (cold[index].prompt, cold[index].reply)
-                for index, turn in enumerate(warm)
-                if turn.replay == name
-            ),
-        )
-
-
-def _commons(turns: Sequence[Turn]) -> list[int]:
-    """For each request the longest prefix of its prompt that an earlier request has computed."""
-    known: list[tuple[int, ...]] = []
-    found = []
-    for turn in turns:
-        found.append(max((_common(turn.prompt, other) for other in known), default=0))
-        known.append((*turn.prompt, *turn.reply[:-1]))
-    return found
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
-    return low
 
 
 def _text() -> list[str]:

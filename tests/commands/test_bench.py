@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from ftagent.cli import cli
 from ftagent.commands import bench
+from ftagent.engine import anchor_bench
 from ftagent.engine import bench as measuring
-from ftagent.engine import replays
-from ftagent.engine.api import ModelInfo
+from ftagent.engine.anchor_bench import AnchorsResult, AnchorsWish, ReplayResult, RestartResult
 from ftagent.engine.bench import DecodeResult, expert_figures
 from ftagent.engine.experts.calibration import costs_from
 from ftagent.engine.machine import bandwidth as module
@@ -35,7 +35,6 @@ from ftagent.engine.machine.profile import (
 )
 from ftagent.engine.machine.record_pool import expert_bytes, expert_sizes
 from ftagent.engine.machine.rounds import Spread
-from ftagent.engine.replays import Turn
 from ftagent.engine.stats import ExpertStats
 from ftagent.errors import ConfigError
 
@@ -214,26 +213,29 @@ def test_decode_reports_the_experts() -> None:
         assert words in shown
 
 
-def test_anchors_replays_on_an_engine_that_keeps_prefixes_and_on_one_that_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    opened: list[dict[str, Any]] = []
+def test_anchors_asks_for_what_the_flags_say_and_shows_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[AnchorsWish] = []
+    figures = ReplayResult("append only", 1, 90, 60, 30, 59, 31, 0.98, 0.25, 1.5, 0.167, 1, True)
+    again = RestartResult(100, 80, 0.3, 2.0, 1.6, 0.15, False)
 
-    @contextmanager
-    def engine(settings: object, **changes: Any) -> Iterator[SimpleNamespace]:
-        opened.append(changes)
-        yield SimpleNamespace(model=ModelInfo(id="m", family="toy", context=4096, vocab=9))
+    def answer(wish: AnchorsWish, say: Callable[[str], None]) -> AnchorsResult:
+        seen.append(wish)
+        return AnchorsResult("m", "cuda:0", 4096, 60, (figures,), again if wish.restart else None)
 
-    def answer(engine: object, system: int) -> list[Turn]:
-        kept = "anchors" not in opened[-1]
-        second = Turn("append only", False, tuple(range(90)), (5,), 60 * kept, 0.25 if kept else 1.5)
-        return [Turn("append only", True, tuple(range(system)), (5,), 0, 1.0), second]
-
-    monkeypatch.setattr(bench, "open_engine", engine)
-    monkeypatch.setattr(replays, "run_replays", answer)
-    (found,) = json.loads(run("anchors", "--system", "60", "--json"))["replays"]
-    assert opened == [{"keep_prefixes": False}, {"keep_prefixes": False, "anchors": 0}]
-    assert (found["recomputed"], found["new"], found["reused_share"]) == (30, 30, 1.0)
-    assert (found["first_token_warm_s"], found["first_token_cold_s"]) == (0.25, 1.5)
-    shown = run("anchors", "--system", "60").splitlines()
-    assert shown[1].split() == "append only 1 90 60 30 30 100.0% 250 ms 1500 ms yes".split()
+    monkeypatch.setattr(anchor_bench, "bench_anchors", answer)
+    found = json.loads(
+        run("anchors", "--tokens", "32000", "--context", "40000", "--anchors", "4GiB", "--json")
+    )
+    assert (seen[0].tokens, seen[0].cold_turns, seen[0].restart) == (32000, 1, True)
+    assert (seen[0].options.context, seen[0].options.anchors) == (40000, "4GiB")
+    assert found["replays"][0]["ratio"] == 0.167
+    assert found["restart"]["cold_first_s"] == 2.0
+    shown = run("anchors", "--system", "60", "--no-restart").splitlines()
+    assert (seen[1].words, seen[1].tokens, seen[1].cold_turns, seen[1].restart) == (60, None, None, False)
+    assert shown[1].split() == "append only 1 60 30 59 31 98.0% 250 ms 1500 ms 0.167 yes".split()
+    assert len(shown) == 3
+    shown = run("anchors").splitlines()
+    words = (
+        "80 of 100 tokens from a file; first token 300 ms, cold 2000 ms (later 1600), ratio 0.150, equal: NO"
+    )
+    assert words in shown[2]

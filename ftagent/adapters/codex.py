@@ -36,7 +36,8 @@ def prepare(order: Order) -> Launch:
         settings["model_instructions_file"] = json.dumps(str(instructions))
         settings |= {f"features.{name}": "false" for name in _LEAN_OFF}
     overrides = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
-    variables = {"CODEX_HOME": str(order.directory), _KEY: order.target.token}
+    # It reads skills in the home as well. Its tools get the user's HOME back, see the settings.
+    variables = {"CODEX_HOME": str(order.directory), "HOME": str(order.directory), _KEY: order.target.token}
     return Launch((*order.program, *overrides, *_arguments(order)), variables)
 
 
@@ -85,6 +86,7 @@ def _settings(target: Target, project: Path) -> dict[str, str]:
         **{key: json.dumps(value) for key, value in (words | numbers | switches).items()},
         "projects": trusted,
         "shell_environment_policy.exclude": json.dumps([_KEY]),
+        "shell_environment_policy.set": f"{{HOME={json.dumps(str(Path.home()))}}}",
     }
 
 

@@ -6,6 +6,7 @@ Source of the keys: the client's documentation, and recorded requests of version
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ftagent.adapters.base import Adapter, Launch, Order, Target, VolatileSpan, reply_tokens, write_private
@@ -63,6 +64,7 @@ def _settings(target: Target) -> dict[str, Any]:
         "defaultModel": target.model,
         "httpIdleTimeoutMs": _HOUR_MS,
         "compaction": {"reserveTokens": reply_tokens(target), "keepRecentTokens": target.context // 4},
+        "skills": [f"!{Path.home()}/.agents/skills/**"],  # the user's, which no variable moves
         "enableInstallTelemetry": False,
         "quietStartup": True,
     }

@@ -11,6 +11,7 @@ from typing import Any
 from ftagent.adapters.base import Adapter, Launch, Order, VolatileSpan, reply_tokens, write_private
 
 _HOUR_MS = 3_600_000
+# Its tools for files refuse relative paths, which is what a small model gives.
 _LEAN_TOOLS = ("run_shell_command",)
 # Tools that the list of wanted ones does not keep out.
 _LEAN_OFF = tuple(
@@ -67,6 +68,8 @@ def _settings(order: Order) -> dict[str, Any]:
         "telemetry": {"enabled": False},
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
         "ui": {"enableFollowupSuggestions": False},
+        # The user's lie in ~/.agents, which no variable moves.
+        "skills": {"disabledLevels": ["user", "bundled", "extension"] if order.lean else ["user"]},
         "model": {
             "name": order.target.model,
             "generationConfig": {"contextWindowSize": order.target.context, "timeout": _HOUR_MS},

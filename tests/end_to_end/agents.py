@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: the real client, a repository, tasks, an engine that plays them."""
+"""What the end-to-end tests share: the real clients, a repository, tasks, an engine that plays them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,62 @@ needs_client = pytest.mark.skipif(CLIENT is None, reason="Claude Code (npm) is n
 
 
 @dataclass(frozen=True, slots=True)
+class Agent:
+    """A client as npm ships it, and its tool that runs a command."""
+
+    name: str
+    executable: str
+    variable: str  # that names it to ftagent
+    tool: str
+    arguments: Callable[[str], dict[str, object]]
+
+    @property
+    def found(self) -> str | None:
+        return os.environ.get(self.variable) or shutil.which(self.executable)
+
+
+AGENTS = (
+    Agent(
+        "claude-code",
+        "claude",
+        "FTAGENT_CLAUDE",
+        "Bash",
+        lambda command: {"command": command, "description": "Run"},
+    ),
+    Agent("codex", "codex", "FTAGENT_CODEX", "exec_command", lambda command: {"cmd": command}),
+    Agent(
+        "opencode",
+        "opencode",
+        "FTAGENT_OPENCODE",
+        "bash",
+        lambda command: {"command": command, "description": "Run"},
+    ),
+    Agent("pi", "pi", "FTAGENT_PI", "bash", lambda command: {"command": command}),
+    Agent(
+        "qwen-code",
+        "qwen",
+        "FTAGENT_QWEN",
+        "run_shell_command",
+        lambda command: {"command": command, "description": "Run", "is_background": False},
+    ),
+)
+
+
+def each_agent(function: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with each client; those that are not installed are skipped."""
+    cases = [
+        pytest.param(
+            agent,
+            id=agent.name,
+            marks=pytest.mark.skipif(agent.found is None, reason=f"{agent.name} (npm) is not installed"),
+        )
+        for agent in AGENTS
+    ]
+    marked: Callable[..., None] = pytest.mark.parametrize("agent", cases)(function)
+    return marked
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A task, the call that does it, and how to see that it was done.
 
@@ -39,7 +95,7 @@ class Task:
     name: str
     prompt: str
     tool: str
-    arguments: Callable[[Path], dict[str, str]]
+    arguments: Callable[[Path], Mapping[str, object]]
     done: Callable[[Path, str], bool]
 
 

@@ -111,13 +111,16 @@ class ToolChoice:
 class Conversation:
     """Everything the template needs: messages in order, offered tools, and the thinking switch.
 
-    `thinking` is None when the client did not say (then the model's own default applies).
+    `thinking` is None when the client did not say (then the model's own default applies). `effort` is the
+    client's own word for how much to think, None when it did not say: `minimal`, `low`, `medium`, `high`,
+    `xhigh` or `max`; templates that know fewer degrees get the nearest.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     thinking: bool | None = None
+    effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from ftagent.engine.api import GenerateRequest, ModelInfo, SamplingParams
 from ftagent.engine.context.divergence import PromptWatch
 from ftagent.engine.context.marks import choose_marks, shared_head, stable_head
 from ftagent.engine.job import Job
+from ftagent.engine.prompt.form_registry import ReplyForm, detect_form, form_table
 from ftagent.engine.prompt.grammar import constraint_for
-from ftagent.engine.prompt.parsers import ReplyForm, ReplyParser, detect_form
+from ftagent.engine.prompt.parsers import ReplyParser
 from ftagent.engine.prompt.template import ChatTemplate, RenderedPrompt
 from ftagent.engine.prompt.tokenizer import Detokenizer, Tokenizer
 from ftagent.engine.reply import Parses, RawText, ReplyStream
@@ -77,12 +78,14 @@ class Preparer:
         """Read tokenizer, template and sampling defaults of a model directory. Raises LoadFailed."""
         tokenizer = Tokenizer.from_directory(directory)
         template = ChatTemplate.from_directory(directory, tokenizer)
+        form = detect_form(template.source, info.family)
+        tokenizer = tokenizer.ending_at(form_table(form).stops)
         return cls(
             info,
             tokenizer,
             template,
             SamplingDefaults.from_directory(directory),
-            form=detect_form(template.source),
+            form=form,
             constrain=constrain or ("auto" if info.embedded else "required"),
             seed=seed,
         )

@@ -94,11 +94,16 @@ class Unmarked:
     spans: tuple[Span, ...]
     guarded: tuple[tuple[int, int], ...]
 
-    def once(self) -> dict[int, Span]:
-        """The spans of the leaves that were rendered exactly once, by leaf."""
+    def once(self, repeated: Container[int] = ()) -> dict[int, Span]:
+        """The spans of the leaves that were rendered exactly once, by leaf.
+
+        `repeated`: leaves that may come again later, of which the first span counts.
+        """
         found: dict[int, Span] = {}
         several = set()
         for span in self.spans:
+            if span.leaf in found and span.leaf in repeated:
+                continue
             if span.leaf in found:
                 several.add(span.leaf)
             found[span.leaf] = span

@@ -19,9 +19,10 @@ The choices:
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +53,11 @@ class Dialect:
     late_system: bool = True
     consecutive_users: bool = True
     argument_mapping: bool = True  # False: arguments are wanted as JSON text
+    empty_text: bool = True  # False: where there is no text beside calls, it has to be none
+    text_with_calls: bool = True  # False: words before a call stand in a message of their own
+    thinking_with_text: bool = True  # False: of a turn with calls, words join the thinking
+    parallel_calls: bool = True  # False: each call stands in a message of its own, before its result
+    call_id: str = "call_{}"  # how the number of a call becomes its id
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def canonical(conversation: Conversation, dialect: Dialect, memory: ReplyMemory)
         tool = tools.get(call.name)
         return _arguments(call, tool.parameters if tool else {}, memory)
 
-    calls = _CallNumbers()
+    calls = _CallNumbers(dialect.call_id)
     turns: list[Turn] = []
     for index, message in enumerate(conversation.messages):
         if message.role == "tool":
@@ -111,13 +117,14 @@ def canonical(conversation: Conversation, dialect: Dialect, memory: ReplyMemory)
             turns.append(Turn("user", index, _join(_words(message.blocks))))
     images = sum(map(_count_images, conversation.messages))
     notes = (f"{images} image(s) not shown to the model: it reads text only",) if images else ()
-    return Script(tuple(_fit(turns, dialect)), notes)
+    return Script(tuple(fit(turns, dialect)), notes)
 
 
 class _CallNumbers:
     """Numbers calls through the conversation, and finds the call that a result belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
         self._count = 0
         self._open: list[tuple[str, Call]] = []  # calls of the last assistant turn: client's id, call
 
@@ -125,7 +132,7 @@ class _CallNumbers:
         """Open the calls (client's id, name, arguments) of one assistant turn."""
         self._open = []
         for client_id, name, arguments in named:
-            self._open.append((client_id, Call(f"call_{self._count}", name, arguments)))
+            self._open.append((client_id, Call(self._pattern.format(self._count), name, arguments)))
             self._count += 1
         return tuple(call for _, call in self._open)
 
@@ -235,10 +242,10 @@ def _in_schema_order(value: Any, schema: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else clean(str(value))
 
 
-def _fit(turns: Sequence[Turn], dialect: Dialect) -> list[Turn]:
-    """Say in another way what the template would refuse, each turn at its place."""
+def fit(turns: Sequence[Turn], dialect: Dialect) -> list[Turn]:
+    """Say in another way what the template would refuse or leave out, each turn at its place."""
     fitted: list[Turn] = []
-    for turn in turns:
+    for turn in _fit_calls(turns, dialect):
         leading = all(before.role == "system" for before in fitted)
         if turn.role == "system" and leading and dialect.leading_system:
             if fitted and not dialect.late_system:
@@ -251,6 +258,39 @@ def _fit(turns: Sequence[Turn], dialect: Dialect) -> list[Turn]:
             continue
         fitted.append(turn)
     return fitted
+
+
+def _fit_calls(turns: Sequence[Turn], dialect: Dialect) -> Iterator[Turn]:
+    position = 0
+    while position < len(turns):
+        turn = turns[position]
+        position += 1
+        if turn.role != "assistant" or not turn.calls:
+            yield turn
+            continue
+        if turn.content and turn.thinking and not dialect.thinking_with_text:
+            turn = replace(turn, thinking=f"{turn.thinking}\n\n{turn.content}", content="")
+        if turn.content and not dialect.text_with_calls:
+            yield replace(turn, calls=())
+            turn = replace(turn, content="", thinking="")
+        if dialect.parallel_calls or len(turn.calls) == 1:
+            yield turn
+            continue
+        results = list(itertools.takewhile(lambda after: after.role == "tool", turns[position:]))
+        position += len(results)
+        yield from _one_by_one(turn, results)
+
+
+def _one_by_one(turn: Turn, results: Sequence[Turn]) -> Iterator[Turn]:
+    """Each call in a turn of its own, its result behind it; results of no such call at the end."""
+    left = list(results)
+    for number, call in enumerate(turn.calls):
+        one = replace(turn, calls=(call,))
+        yield replace(one, content="", thinking="") if number else one
+        mine = [result for result in left if result.call_id == call.id]
+        left = [result for result in left if result.call_id != call.id]
+        yield from mine
+    yield from left
 
 
 def as_instruction(text: str) -> str:

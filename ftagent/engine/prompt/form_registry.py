@@ -85,7 +85,7 @@ _FAMILIES: tuple[tuple[str, ReplyForm], ...] = (
 )
 
 
-def detect_form(chat_template: str, family: str = "") -> ReplyForm:
+def detect_form(chat_template: str, family: str = "", *, warn: bool = True) -> ReplyForm:
     """The form that a chat template teaches; if it teaches none, that of the family (config.json's
     `model_type`). Otherwise "plain", with a warning: calls are then text."""
     for marks, form in _MARKS:
@@ -94,10 +94,11 @@ def detect_form(chat_template: str, family: str = "") -> ReplyForm:
     for beginning, form in _FAMILIES:
         if family.startswith(beginning):
             return form
-    log.warning(
-        "the chat template%s teaches no form of tool calls that is known here: replies are plain text",
-        f" of this {family} model" if family else "",
-    )
+    if warn:
+        log.warning(
+            "the chat template%s teaches no form of tool calls that is known here: replies are plain text",
+            f" of this {family} model" if family else "",
+        )
     return "plain"
 
 

@@ -26,13 +26,18 @@ from ftagent.conversation import Boundary, BoundaryKind, Conversation, ToolSpec
 from ftagent.engine.prompt.boundaries import Leaf, Span, Unmarked, common_prefix, encode_prompt, unmark
 from ftagent.engine.prompt.bpe_import import read_json
 from ftagent.engine.prompt.canonical import Turn, canonical
+from ftagent.engine.prompt.form_registry import detect_form, form_table
 from ftagent.engine.prompt.memory import ReplyMemory
 from ftagent.engine.prompt.tokenizer import Tokenizer
 from ftagent.engine.prompt.writer import Wording, Writer
 from ftagent.errors import BadRequest, LoadFailed
 
-_THINK_PAIRS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))
+_THINK_PAIRS = (
+    *(("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")),
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+)
 _MAX_TRIALS = 24  # renderings spent to find which leaves a template changes
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _NEXT_TOOL = ToolSpec("zqtool", "zqtool", {"type": "object", "properties": {}})
 
 
@@ -79,11 +84,13 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._writer = Writer(source, tool_source, tokenizer)
         self._memory = ReplyMemory(tokenizer)
+        self._efforts = form_table(detect_form(self.source, warn=False)).efforts
 
     @classmethod
     def from_directory(cls, directory: Path, tokenizer: Tokenizer) -> ChatTemplate:
         """Read `chat_template.jinja`, or `chat_template` in tokenizer_config.json.
 
+        Families that ship none have one here, chosen by `model_type` in config.json.
         Raises LoadFailed: which file, what is wrong, what to do.
         """
         path, sources = _read_sources(directory)
@@ -98,7 +105,9 @@ class ChatTemplate:
         script = canonical(conversation, self._writer.dialect, self._memory)
         if not script.turns:
             raise BadRequest("the conversation is empty; send at least one message", "messages")
-        wording = Wording(self._writer.tools(conversation.tools), conversation.thinking)
+        headers = self._writer.headers
+        effort = _effort(conversation, self._efforts, switch=headers[True] != headers[False])
+        wording = Wording(self._writer.tools(conversation.tools), conversation.thinking, effort)
         rendering = _Rendering(self._writer, script.turns, wording, len(conversation.messages))
         edges = sorted(rendering.edges())
         text, words = rendering.found.text, rendering.found.words()
@@ -152,7 +161,9 @@ class _Rendering:
         wanted = [number for number, leaf in enumerate(plain.leaves) if leaf.kind in writer.markable]
         self._enclosed = frozenset(wanted)
         self.found = self._marked(base, wanted)
-        self._spans = self.found.once()
+        # Some templates name the called tool before its result as well.
+        self._calls = frozenset(number for number in wanted if plain.leaves[number].kind == "call")
+        self._spans = self.found.once(self._calls)
         self._ordered = sorted(self._spans.values())
 
     def edges(self) -> Iterator[Edge]:
@@ -205,7 +216,6 @@ class _Rendering:
                 yield Edge(span.start, "tool_result", message)
 
     def _assistant_ends(self) -> Iterator[Edge]:
-        closer = self._writer.closer
         for index, span in enumerate(self._ordered):
             kind, message = self._leaves[span.leaf]
             after = self._ordered[index + 1] if index + 1 < len(self._ordered) else None
@@ -214,6 +224,7 @@ class _Rendering:
             if after is not None and self._leaves[after.leaf].message == message:
                 continue
             gap = self.found.text[span.end : after.start if after else len(self.found.text)]
+            closer = self._writer.closer if kind == "text" else self._writer.call_closer
             place = gap.find(closer) if closer.strip() else -1
             if place >= 0:
                 yield Edge(span.end + place + len(closer), "assistant_end", message)
@@ -225,7 +236,7 @@ class _Rendering:
         future = self._future()
         if future is None:
             return
-        spans = future.once()
+        spans = future.once(self._calls)
         ordered = sorted(spans.values())
         following = {span.leaf: after.start for span, after in itertools.pairwise(ordered)}
         for index in range(len(self._ordered) + 1):
@@ -297,9 +308,31 @@ def _header_ends(text: str, header: str, words: Sequence[tuple[int, int]]) -> li
     return ends
 
 
+def _effort(conversation: Conversation, known: Sequence[str], switch: bool) -> str:
+    """The degree of effort among those that a template knows (ascending) that is nearest to what is wanted.
+
+    Where there is no `switch` for thinking, thinking that is off is the least effort. "" when nothing is
+    wanted, or nothing known.
+    """
+    wanted = "none" if conversation.thinking is False and not switch else conversation.effort
+    if not known or wanted not in _EFFORTS:
+        return ""
+    place = _EFFORTS.index(wanted)
+    return min(known, key=lambda word: (abs(_EFFORTS.index(word) - place), _EFFORTS.index(word)))
+
+
 def _thinking_open(tail: str) -> bool:
     """Whether `tail`, the markup after the last words, opens a thinking block and leaves it open."""
     return any(tail.rfind(opener) > tail.rfind(closer) for opener, closer in _THINK_PAIRS)
+
+
+def _own_source(directory: Path) -> str | None:
+    """The template kept here for a family whose checkpoints have none."""
+    config = directory / "config.json"
+    family = read_json(config).get("model_type") if config.exists() else None
+    path = Path(__file__).parent / "templates" / f"{family}.jinja"
+    known = isinstance(family, str) and family.isidentifier() and path.exists()
+    return path.read_text(encoding="utf-8") if known else None
 
 
 def _read_sources(directory: Path) -> tuple[Path, dict[str, str]]:
@@ -312,6 +345,8 @@ def _read_sources(directory: Path) -> tuple[Path, dict[str, str]]:
             raise LoadFailed(f"{jinja}: cannot be read ({error}); download the file again") from None
     config = directory / "tokenizer_config.json"
     value: Any = read_json(config).get("chat_template") if config.exists() else None
+    if not value and (own := _own_source(directory)) is not None:
+        return directory / "config.json", {"default": own}
     if isinstance(value, str):
         return config, {"default": value}
     if isinstance(value, list) and value:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import copy
 import itertools
 import re
 import unicodedata
@@ -102,6 +103,13 @@ class Tokenizer:
         vocabulary = read_tiktoken(path, pattern, added_tokens, nfc=nfc)
         with _naming(path):
             return cls(vocabulary, named_tokens)
+
+    def ending_at(self, stops: Iterable[str]) -> Tokenizer:
+        """The same vocabulary, whose replies end at these added tokens as well, where it has them."""
+        more = {self.added_tokens[text] for text in stops if text in self.added_tokens}
+        other = copy.copy(self)
+        other.eos_ids = tuple(sorted({*self.eos_ids, *more}))
+        return other
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, added tokens recognised wherever they are written.

@@ -5,6 +5,7 @@ Knows the dict form that templates read and how templates differ. Knows no token
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +15,29 @@ import jinja2
 
 from ftagent.conversation import ToolSpec
 from ftagent.engine.prompt.boundaries import LeafKind, Marker, unmark
-from ftagent.engine.prompt.canonical import Call, Dialect, Turn, clean
+from ftagent.engine.prompt.canonical import Call, Dialect, Turn, clean, fit
 from ftagent.engine.prompt.sandbox import compile_template
 from ftagent.engine.prompt.tokenizer import Tokenizer
 from ftagent.errors import BadRequest, LoadFailed
 
 # Words of the trial conversations, unlikely in a template's own text.
-_A, _B, _C, _D, _E = "zqalpha", "zqbravo", "zqcharlie", "zqdelta", "zqecho"
+_A, _B, _C, _D, _E, _F = "zqalpha", "zqbravo", "zqcharlie", "zqdelta", "zqecho", "zqfoxtrot"
 _TRIAL_TOOL = ToolSpec("zqtool", "zq\u00e9", {"type": "object", "properties": {"zqkey": {"type": "string"}}})
+_CALL_IDS = ("call_{}", "{:09d}")  # Mistral's templates want nine letters or digits
+_TRIAL_CALLS = (
+    Call("call_0", "zqtool", {"zqkey": "zq\u00e9"}),
+    Call("call_1", "zqtool", {"zqother": "zq\u00e9"}),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How a prompt is written: tools as `Writer.tools` gives them, the client's thinking switch, and
-    `reply_begins`: end with the reply's header."""
+    """How a prompt is written: tools as `Writer.tools` gives them, the client's thinking switch, the degree
+    of effort in the template's own words ("": not said), and `reply_begins`: end with the reply's header."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     thinking: bool | None = None
+    effort: str = ""
     reply_begins: bool = True
 
 
@@ -38,7 +45,8 @@ class Writer:
     """One template, and what is known of it.
 
     `dialect`: what it accepts. `markable`: kinds of leaf that it copies unchanged. `headers`: per thinking
-    switch, the text that begins a reply. `closer`: the text that ends an assistant turn. Both "" if unknown.
+    switch, the text that begins a reply. `closer` and `call_closer`: the text that ends an assistant turn of
+    words, and one of calls. All "" if unknown.
     """
 
     def __init__(self, source: str, tool_source: str | None, tokenizer: Tokenizer) -> None:
@@ -57,6 +65,7 @@ class Writer:
         self.markable = self._try_marks()
         self.headers: Mapping[bool | None, str] = {way: self._header(way) for way in (None, True, False)}
         self.closer = self._find_closer()
+        self.call_closer = self._find_call_closer()
 
     def tools(self, tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], ...]:
         """`tools` in the form that templates read, added tokens in them guarded."""
@@ -79,6 +88,8 @@ class Writer:
         if wording.thinking is not None:
             # Two names are in use for this switch: Qwen's and GLM's, and DeepSeek's.
             variables |= {"enable_thinking": wording.thinking, "thinking": wording.thinking}
+        if wording.effort:
+            variables["reasoning_effort"] = wording.effort
         render = self._render_tools if wording.tools else self._render
         try:
             return render(**variables)
@@ -94,7 +105,8 @@ class Writer:
             # Leaves are numbered in this order; one that is left out still takes its number.
             thinking = marker.leaf("thinking", turn.message, turn.thinking)
             message: dict[str, Any] = {"role": turn.role}
-            message["content"] = marker.leaf("text", turn.message, turn.content)
+            text = marker.leaf("text", turn.message, turn.content)
+            message["content"] = text if text or not turn.calls or self.dialect.empty_text else None
             if turn.thinking and not drop_thinking:
                 # Two names are in use for this text: most templates', and gpt-oss's.
                 message |= {"reasoning_content": thinking, "thinking": thinking}
@@ -132,17 +144,44 @@ class Writer:
         )
 
     def _try_calls(self) -> None:
-        """Whether arguments are read as a mapping, and whether JSON comes out in plain characters."""
-        wording = Wording(tools=self.tools([_TRIAL_TOOL]))
-        turns = _call_turns()
-        text = self._attempt(turns, wording)
-        if not text or "{'zqkey'" in text:  # the latter is how Python writes a mapping, not JSON
-            self.dialect = replace(self.dialect, argument_mapping=False)
-            text = self._attempt(turns, wording)
+        """How an assistant's turn with calls has to be given so that the template writes all of it."""
+        plain = self.dialect
+        for call_id, empty, mapping in itertools.product(_CALL_IDS, (True, False), (True, False)):
+            self.dialect = replace(plain, argument_mapping=mapping, empty_text=empty, call_id=call_id)
+            text = self._attempt_calls(Turn("assistant", 2, "", calls=_TRIAL_CALLS[:1]))
+            # The latter is how Python writes a mapping, not JSON.
+            if _in_order(text, "zqkey", _E) and "{'zqkey'" not in text:
+                break
+        else:
+            self.dialect = plain
+            return
         self._invisible_guards = r"zq\u00e9" not in text
+        words = self._attempt_calls(Turn("assistant", 2, _C, calls=_TRIAL_CALLS[:1]))
+        self.dialect = replace(self.dialect, text_with_calls=_in_order(words, _C, "zqkey"))
+        both = self._attempt_calls(Turn("assistant", 2, _C, thinking=_D, calls=_TRIAL_CALLS[:1]))
+        shown = _C in both or not self.dialect.text_with_calls
+        pair = self._attempt_calls(Turn("assistant", 2, "", calls=_TRIAL_CALLS))
+        self.dialect = replace(
+            self.dialect,
+            thinking_with_text=bool(both) and shown,
+            parallel_calls=_in_order(pair, "zqkey", "zqother", _E, _F),
+        )
+
+    def _attempt_calls(self, turn: Turn) -> str:
+        """The text of a trial: one user's message, `turn`, the results of its calls. "" if it fails."""
+        wording = Wording(tools=self.tools([_TRIAL_TOOL]))
+        named = [self.dialect.call_id.format(number) for number in range(len(turn.calls))]
+        calls = tuple(replace(call, id=name) for call, name in zip(turn.calls, named, strict=True))
+        turn = replace(turn, calls=calls)
+        results = [
+            Turn("tool", 3, words, call_id=call.id, name=call.name)
+            for call, words in zip(calls, (_E, _F), strict=False)
+        ]
+        text = self._attempt([Turn("user", 1, _B), turn, *results], wording)
+        return text[text.rfind(_B) :] if text else ""  # without what is said of the tools
 
     def _try_marks(self) -> frozenset[LeafKind]:
-        turns, wording = _call_turns(), Wording(tools=self.tools([_TRIAL_TOOL]))
+        turns, wording = fit(self._call_turns(), self.dialect), Wording(tools=self.tools([_TRIAL_TOOL]))
         if self.dialect.leading_system:
             turns = [Turn("system", 0, _A), *turns]
         plain = self.marker()
@@ -161,6 +200,15 @@ class Writer:
 
         return frozenset(kind for kind in get_args(LeafKind) if survives(kind))
 
+    def _call_turns(self) -> list[Turn]:
+        """A question, a reply with thinking, words and a call, and the call's result."""
+        call = replace(_TRIAL_CALLS[0], id=self.dialect.call_id.format(0))
+        return [
+            Turn("user", 1, _B),
+            Turn("assistant", 2, _C, thinking=_D, calls=(call,)),
+            Turn("tool", 3, _E, call_id=call.id, name="zqtool"),
+        ]
+
     def _header(self, thinking: bool | None) -> str:
         turns = [Turn("user", 0, _A)]
         whole = self._attempt(turns, Wording(thinking=thinking))
@@ -168,8 +216,24 @@ class Writer:
         return whole.removeprefix(start) if start and whole.startswith(start) else ""
 
     def _find_closer(self) -> str:
-        text = self._attempt([Turn("user", 0, _A), Turn("assistant", 1, _B)], Wording(reply_begins=False))
-        return text.partition(_B)[2]
+        user, reply = Turn("user", 0, _A), Turn("assistant", 1, _B)
+        last = self._attempt([user, reply], Wording(reply_begins=False)).partition(_B)[2]
+        gap = self._attempt([user, reply, Turn("user", 2, _C)]).partition(_B)[2].partition(_C)[0]
+        if not gap or gap.startswith(last):
+            return last
+        # The newest turn ends in another way than earlier ones.
+        spans = self._tokenizer.added_spans(gap)
+        return gap[: spans[0][1]] if spans and spans[0][0] == 0 else ""
+
+    def _find_call_closer(self) -> str:
+        wording = Wording(tools=self.tools([_TRIAL_TOOL]), reply_begins=False)
+        user, reply, result = self._call_turns()
+        turns = [user, replace(reply, content="", thinking="")]
+        last = self._attempt(turns, wording).rpartition("zq\u00e9")[2]
+        turns.append(result)
+        gap = self._attempt(turns, wording).rpartition("zq\u00e9")[2].partition(_E)[0]
+        spans = self._tokenizer.added_spans(last)
+        return last[spans[-1][0] :] if spans and gap.startswith(last) else ""
 
 
 def _compile(source: str) -> Callable[..., str]:
@@ -179,15 +243,6 @@ def _compile(source: str) -> Callable[..., str]:
         raise LoadFailed(
             f"chat template, line {error.lineno}: {error.message}; repair or replace the template"
         ) from None
-
-
-def _call_turns() -> list[Turn]:
-    call = Call("call_0", "zqtool", {"zqkey": "zq\u00e9"})
-    return [
-        Turn("user", 1, _B),
-        Turn("assistant", 2, _C, thinking=_D, calls=(call,)),
-        Turn("tool", 3, _E, call_id="call_0", name="zqtool"),
-    ]
 
 
 def _in_order(text: str, *words: str) -> bool:

@@ -62,6 +62,31 @@ def oracle() -> Any:
     return tokenizer
 
 
+FAMILY_MARKUP = (
+    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
+    *(
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+        "<｜User｜>",
+        "<｜Assistant｜>",
+        "<｜System｜>",
+        "｜DSML｜",
+    ),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+    *(
+        "<｜tool▁outputs▁begin｜>",
+        "<｜tool▁outputs▁end｜>",
+        "<｜tool▁output▁begin｜>",
+        "<｜tool▁output▁end｜>",
+    ),
+    *("<｜tool▁sep｜>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "]~!b[", "]~b]", "[e~["),
+    *("<minimax:tool_call>", "</minimax:tool_call>", "<|begin_of_text|>", "<|start_header_id|>"),
+    *("<|end_header_id|>", "<|eot_id|>", "<|python_tag|>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"),
+    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+)
+
+
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="vocabulary")  # removed when the interpreter ends
@@ -89,6 +114,35 @@ def template(name: str) -> ChatTemplate:
     """The fixture template `name`, or the embedded model's ("demo"), over the small vocabulary."""
     path = demo.directory() / "chat_template.jinja" if name == "demo" else FIXTURES / f"{name}.jinja"
     return ChatTemplate(path.read_text(encoding="utf-8"), small())
+
+
+@functools.cache
+def family_oracle() -> Any:
+    """`oracle` with the markup of every family."""
+    grown = tokenizers.Tokenizer.from_str(oracle().to_str())
+    grown.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in FAMILY_MARKUP])
+    return grown
+
+
+@functools.cache
+def family() -> Tokenizer:
+    path = Path(_folder().name) / "family"
+    path.mkdir()
+    family_oracle().save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|begin_of_text|>"}))
+    return Tokenizer.from_directory(path)
+
+
+def family_source(name: str) -> str:
+    """The text of a family's template: a fixture in its shape, or the one that is kept for it."""
+    fixture = FIXTURES / f"{name}_like.jinja"
+    own = resources.files("ftagent.engine.prompt") / "templates" / f"{name}.jinja"
+    return fixture.read_text(encoding="utf-8") if fixture.exists() else own.read_text(encoding="utf-8")
+
+
+def family_template(name: str) -> ChatTemplate:
+    """A template with a memory of its own."""
+    return ChatTemplate(family_source(name), family())
 
 
 @functools.cache

@@ -109,7 +109,7 @@ def _form(taught: _Tags) -> FormTable:
         "value": State("value", _VALUE_ENDS),
         "after": State("leave", (*_BLOCK_ENDS, *_INVOKES, *_INVOKE_ENDS)),
     }
-    efforts = ("max",) if taught is _V4 else ("low", "high", "xhigh", "max") if taught is _V41 else ()
+    efforts = ("high", "max") if taught is _V4 else ("low", "high", "xhigh", "max") if taught is _V41 else ()
     return FormTable(table(states), _spelling(taught), (_MARK,), stops=(END_OF_TURN,), efforts=efforts)
 
 

@@ -190,6 +190,38 @@ def test_a_model_without_experts_needs_no_slots_in_any_mode(mode: Mode) -> None:
     assert plan_cpu(dense, options, 32 * GIB, "model").slots == 0
 
 
+# Qwen3.6-35B-A3B: a state of 66 MB for each request and each place to resume at.
+HYBRID = replace(QWEN3, state_bytes=66_000_000, bank_bytes=64 * GIB)
+
+
+def test_kept_prompts_are_part_of_the_plan() -> None:
+    plan = device(HYBRID, EngineOptions(vram="24GiB"), host=128 * GIB)
+    names = [pool.name for pool in plan.host]
+    assert names == ["experts", "process", "kept prompts"]
+    assert plan.host[-1].bytes == plan.kept.total(HYBRID.state_bytes) <= (128 - 64) * GIB // 8
+    assert plan.kept.states > 4
+    assert plan.copies_bytes >= HYBRID.state_bytes
+    assert (
+        sum(pool.bytes for pool in plan.pools if pool.name == "copies of kept prompts") == plan.copies_bytes
+    )
+    less = device(HYBRID, EngineOptions(vram="24GiB", ram="65GiB"), host=128 * GIB)
+    assert less.kept.total(HYBRID.state_bytes) <= GIB // 16
+    asked = device(HYBRID, EngineOptions(vram="24GiB", anchors="9"), host=128 * GIB)
+    assert asked.kept.states == 9
+
+
+def test_kept_prompts_that_do_not_fit_are_refused_by_name() -> None:
+    words = r"84\.500 GiB of memory, 70\.000 GiB may be used .*kept prompts 20\.000\); keep fewer.*--anchors"
+    with pytest.raises(LoadFailed, match=words):
+        device(HYBRID, EngineOptions(vram="24GiB", anchors="20GiB"), host=70 * GIB)
+    need = HALF.bank_bytes + HALF.dense + 64 * HALF.page_bytes
+    options = EngineOptions(context=4096, ram=str(need), anchors="1GiB")
+    with pytest.raises(LoadFailed, match=r"kept prompts 1\.000"):
+        plan_cpu(replace(HALF, shared=True), options, 0, "model")
+    plan = plan_cpu(replace(HALF, shared=True), replace(options, ram=str(need + GIB)), 0, "model")
+    assert plan.kept.bytes == GIB
+
+
 def test_the_planner_does_not_load_torch() -> None:
     program = "import sys, ftagent.engine.planner; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -6,7 +6,7 @@ Random weights at the shape of a real model (24 layers), every expert resident, 
 cases of a shape take turns; figures are medians of rounds, in microseconds a step and a layer.
 
 whole: the step, its bytes, their time at 4.5 TB/s and the rest, with and without programmatic dependent
-launch. choices: every other setting of the kernels, against the chosen ones, with the largest difference of a
+launch. choices: other settings of the kernels against the chosen ones, with the largest difference of a
 logit (random weights: one expert chosen otherwise changes them all). ends: mean time from the end of
 the kernel before to the end of each kind of kernel, from the profiler; these add up to the step. without: the
 step with each kind left out; the difference is what it costs on the critical path (without `route` all layers
@@ -71,29 +71,13 @@ class Case:
 
 
 CHOICES: dict[str, tuple[Setting, ...]] = {
-    "attention: new token apart": (Setting(attention, "NEW_TOKEN_APART", True),),
-    "norm + product: prefetch early": (Setting(linear, "NORM_PREFETCH", linear.EARLY),),
-    "norm + product: prefetch late": (Setting(linear, "NORM_PREFETCH", linear.LATE),),
-    "product + residual: prefetch early": (Setting(linear, "ADD_PREFETCH", linear.EARLY),),
-    "product + residual: prefetch late": (Setting(linear, "ADD_PREFETCH", linear.LATE),),
-    "experts: combine starts behind their wait": (Setting(experts, "LATE_START", True),),
-    "delta net: states loaded early": (Setting(delta, "EARLY_START", True),),
-    "delta net: 16 warps a state": (Setting(delta, "STEP_WARPS", 16),),
-    "route: all slots beside the logits": (Setting(route, "SLOTS_AT_ONCE", True),),
-    "candidates in two launches": (Setting(sample, "BLOCK", 4096), Setting(sample, "WARPS", 16)),
     "products: half the rows a program": (Setting(linear, "LANE_WEIGHTS", 32),),
+    "products: two programs a multiprocessor": (Setting(linear, "LOOPING", 2),),
+    "delta net: 4 warps a state": (Setting(delta, "STEP_WARPS", 4),),
+    "delta net: 16 warps a state": (Setting(delta, "STEP_WARPS", 16),),
+    "combine: half the columns a program": (Setting(combine, "COLUMNS", 8),),
+    "candidates in two launches": (Setting(sample, "BLOCK", 4096), Setting(sample, "WARPS", 16)),
 }
-
-TOGETHER = (
-    Setting(attention, "NEW_TOKEN_APART", True),
-    Setting(linear, "NORM_PREFETCH", linear.LATE),
-    Setting(linear, "ADD_PREFETCH", linear.EARLY),
-    Setting(experts, "LATE_START", True),
-    Setting(delta, "EARLY_START", True),
-    Setting(route, "SLOTS_AT_ONCE", True),
-    Setting(sample, "BLOCK", 4096),
-    Setting(sample, "WARPS", 16),
-)
 
 
 @contextmanager
@@ -232,8 +216,6 @@ def report(bench: Bench, parts: Sequence[str]) -> None:
     plain = bench.add("without programmatic dependent launch", plain=True)
     names = [name for name in CHOICES if shape.delta is not None or not name.startswith("delta net")]
     choices = [bench.add(name, CHOICES[name]) for name in names if "choices" in parts]
-    if choices:
-        choices.append(bench.add("all that was written to be faster", TOGETHER))
     bench.compare()
     kinds = list(dict.fromkeys(labels)) if "without" in parts else []
     left = [bench.add(f"without {kind} ({labels.count(kind)})", left_out=kind) for kind in kinds]
@@ -249,8 +231,7 @@ def report(bench: Bench, parts: Sequence[str]) -> None:
     for case in left:
         bench.line(case, whole)
     if CUDA and "ends" in parts:
-        for case in (whole, *choices[-1:]):
-            report_ends(case)
+        report_ends(whole)
 
 
 def report_ends(case: Case) -> None:

@@ -64,7 +64,10 @@ class _ExpertScratch:
         pairs = batch * experts.per_token
         size = (pairs, experts.plan.chunks, experts.plan.hidden)
         partial = torch.zeros(size, dtype=torch.float32, device=device)
-        self.step = ExpertStep(experts.plan, experts.tables, experts.host, inputs.epoch, inputs.rows, partial)
+        host_part = torch.zeros(pairs, experts.plan.hidden, dtype=torch.float32, device=device)
+        self.step = ExpertStep(
+            experts.plan, experts.tables, experts.host, inputs.epoch, inputs.rows, partial, host_part
+        )
 
 
 class DecodeStep:

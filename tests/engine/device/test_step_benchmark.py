@@ -25,7 +25,7 @@ def test_a_report_has_every_case(
     decode_step.main(["--model", "tiny", "--context", "70", "--part", "whole", "choices"])
     printed = capsys.readouterr().out
     lines = re.findall(r"^  .*(?:us  |us, )", printed, re.M)
-    assert len(lines) == 4 + len(few)
+    assert len(lines) == 3 + len(few)
     assert "UNSTEADY" not in printed
 
 

@@ -25,7 +25,6 @@ BLOCK_BYTES = 16384  # of keys, and again of values, in one turn of the loop
 MAX_SPLITS = 128
 PROGRAMS_A_PROCESSOR = 2
 JOIN_DIMS = 64
-NEW_TOKEN_APART = False  # whether the last of several splits is the new token alone, which the others skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +364,7 @@ def decode_attention(  # noqa: PLR0913
         "DIM": spec.head_dim,
         "SPLITS": splits,
         "BLOCK": block,
-        "APART": NEW_TOKEN_APART and splits > 1,
+        "APART": splits > 1,  # the last split is the new token alone, which the others skip
     }
     launch(
         _attend,

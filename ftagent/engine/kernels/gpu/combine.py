@@ -1,8 +1,7 @@
 """The end of a mixture-of-experts layer in a decode step: all its parts are added to the residual.
 
 x[row] += the shared expert, the sum over ranks of weight * (partial sums of `experts`), and what the host
-computed. The order of every sum is fixed. Where the host computes something, the first program waits for it
-and lets the others know; a row without a part of the host's waits for nothing.
+computed, which `experts` has brought to the device. The order of every sum is fixed.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -15,10 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ftagent.engine.kernels.gpu import experts
-from ftagent.engine.kernels.gpu.expert_plan import NO_HOST, ExpertStep
+from ftagent.engine.kernels.gpu.expert_plan import ExpertStep
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
-from ftagent.engine.kernels.gpu.signals import acquire, publish, wait_for_epoch
 
 COLUMNS = 16  # of H in one program: at H = 2048 one program a multiprocessor of a large device
 INNER = 512  # of the shared expert's intermediate in one piece
@@ -47,21 +44,17 @@ def combine_step(
 
     weights float32 [B, k], seen int32 [B, k] of `route`.
     """
-    plan, tables, host, epoch, rows, partial = step
+    plan, tables, host, _, rows, partial, host_part = step
     (batch, hidden), per_token = x.shape, weights.shape[1]
-    met = NO_HOST if host is None else host
-    with_host = int(host is not None)
     inner = 0 if shared is None else shared.down.shape[1]
     blocks = triton.cdiv(hidden, COLUMNS)
     launch(
         combine_kernel,
-        (with_host + batch * blocks,),
-        partial, weights, seen, tables.plan_slot, tables.plan_cut, tables.done_ready, tables.fail, epoch,
-        rows, x if shared is None else shared.flat, x if shared is None else shared.down, x,
-        met.done, met.y, layer,
+        (batch * blocks,),
+        partial, host_part, weights, seen, tables.plan_slot, tables.plan_cut, rows,
+        x if shared is None else shared.flat, x if shared is None else shared.down, x, layer,
         warps=4,
         P=tables.plan_slot.shape[1],
-        PP=triton.next_power_of_2(tables.plan_slot.shape[1]),
         K=per_token,
         KP=triton.next_power_of_2(per_token),
         H=hidden,
@@ -75,9 +68,7 @@ def combine_step(
         AT=0 if shared is None else shared.at,
         INNER=inner,
         BI=min(INNER, triton.next_power_of_2(max(1, inner))),
-        HOST=with_host,
-        EARLY=experts.LATE_START,
-        PATIENCE=met.patience_ns,
+        HOST=host is not None,
     )  # fmt: skip
 
 
@@ -102,34 +93,13 @@ def _cut(
 
 
 @triton.jit
-def _meet_host(
-    seen, plan_slot, plan_cut, done_ready, fail, epoch, from_done, layer, live, patience,
-    P: tl.constexpr, PP: tl.constexpr, RECORDS: tl.constexpr,
-):  # fmt: skip
-    """Wait for the host's part, if it has one, and let the other programs know."""
-    pair = tl.arange(0, PP)
-    _, host = _cut(seen, plan_slot, plan_cut, layer, pair, pair < live, P, RECORDS, True)
-    if tl.sum(host.to(tl.int32), 0) > 0:
-        flag = from_done.to(tl.pointer_type(tl.int32)) + layer * 16
-        answer = wait_for_epoch(flag, epoch, patience)
-        acquire(True)
-        tl.store(fail, 1, mask=answer != epoch)
-        publish(done_ready + layer, tl.where(answer == epoch, epoch, -epoch), False)
-
-
-@triton.jit
-def _host_part(
-    weights, host, done_ready, fail, epoch, from_y, layer, row, columns, inside, patience,
-    K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr,
-):  # fmt: skip
+def _host_sum(
+    weights, host, host_part, row, columns, inside, K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr
+):
     """[BN]: sum over ranks of weight * y, where `host` [KP] says that there is a y."""
-    ready = wait_for_epoch(done_ready + layer, epoch, patience)
-    acquire(True)
-    tl.store(fail, 1, mask=ready != epoch)
     rank = tl.arange(0, KP)
-    y = from_y.to(tl.pointer_type(tl.float32)) + (row * K + rank)[:, None] * H + columns[None, :]
-    there = host & (rank < tl.where(ready == epoch, K, 0))
-    parts = tl.load(y, mask=there[:, None] & inside[None, :], other=0.0, volatile=True)
+    y = host_part + (row * K + rank)[:, None] * H + columns[None, :]
+    parts = tl.load(y, mask=host[:, None] & inside[None, :], other=0.0)
     share = tl.load(weights + row * K + rank, mask=rank < K, other=0.0)
     return tl.sum(parts * share[:, None], 0)
 
@@ -196,42 +166,26 @@ def _device_part(
 
 @triton.jit(do_not_specialize=["layer"])
 def combine_kernel(
-    partial, weights, seen, plan_slot, plan_cut, done_ready, fail, epoch, rows, flat, down, x,
-    from_done, from_y, layer,
-    P: tl.constexpr, PP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr,
+    partial, host_part, weights, seen, plan_slot, plan_cut, rows, flat, down, x, layer,
+    P: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr,
     BLOCKS: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr, CHUNKS: tl.constexpr, CP: tl.constexpr,
     WIDTH: tl.constexpr, AT: tl.constexpr, INNER: tl.constexpr, BI: tl.constexpr, HOST: tl.constexpr,
-    EARLY: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
-    live = tl.load(rows)
-    work = tl.program_id(0) - HOST
-    if work < 0:
-        if HOST:
-            wait_for_inputs(PDL)
-            patience = tl.where(tl.load(fail) == 0, tl.full((), PATIENCE, tl.int64), 0)
-            _meet_host(
-                seen, plan_slot, plan_cut, done_ready, fail, tl.load(epoch), from_done, layer, live * K,
-                patience, P, PP, RECORDS,
-            )  # fmt: skip
-    elif work // BLOCKS < live:
-        row = work // BLOCKS
-        columns = (work % BLOCKS) * BN + tl.arange(0, BN)
+    row = tl.program_id(0) // BLOCKS
+    if row < tl.load(rows):
+        columns = (tl.program_id(0) % BLOCKS) * BN + tl.arange(0, BN)
         inside = columns < H
         if INNER > 0:  # the shared expert's weights depend on nothing: they come while the experts still run
             first = _piece(down, columns, inside, tl.arange(0, BI), INNER)
         at = x + row * H + columns
         total = tl.zeros((BN,), tl.float32)
-        if EARLY:  # what came before the experts is complete: they let this kernel start behind their wait
-            residual = tl.load(at, mask=inside)
-            if INNER > 0:
-                total = _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
         wait_for_inputs(PDL)
         parts = _load_parts(partial, row, columns, inside, K, KP, H, CHUNKS, CP)
-        if not EARLY:
-            residual = tl.load(at, mask=inside)
-            if INNER > 0:
-                total = _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
+        residual = tl.load(at, mask=inside)
+        if INNER > 0:
+            total = _shared_part(flat, down, first, columns, inside, row, H, WIDTH, AT, INNER, BI)
         total += _device_part(
             parts, weights, seen, plan_slot, plan_cut, layer, row, P, K, KP, RECORDS, RUN, CHUNKS, CP, HOST
         )
@@ -239,9 +193,5 @@ def combine_kernel(
             rank = tl.arange(0, KP)
             _, host = _cut(seen, plan_slot, plan_cut, layer, row * K + rank, rank < K, P, RECORDS, True)
             if tl.sum(host.to(tl.int32), 0) > 0:
-                patience = tl.where(tl.load(fail) == 0, tl.full((), 2 * PATIENCE, tl.int64), 0)
-                total += _host_part(
-                    weights, host, done_ready, fail, tl.load(epoch), from_y, layer, row, columns, inside,
-                    patience, K, KP, H,
-                )  # fmt: skip
+                total += _host_sum(weights, host, host_part, row, columns, inside, K, KP, H)
         tl.store(at, residual + total, mask=inside)

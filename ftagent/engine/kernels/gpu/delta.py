@@ -5,9 +5,8 @@ program for a block of channels of one row. `_step` does the rest for one row an
 decay, the rule on the state, the gated norm. It holds the whole state of the head, [dk, dv] float32, which is
 read once and written once, so the norm over dv needs no further launch. Reference: `models.gated_delta_net`.
 
-Both kernels load their states before they wait. Without EARLY_START they let the next one start only behind
-their own wait, so that the kernel that wrote a state has finished when the other of the two lets anything
-start. With it a state is advanced once a step at most, and between steps is a copy, which waits for all.
+Both kernels load their states before they wait. They let the next one start only behind their own wait, so
+that the kernel that wrote a state has finished when the other of the two lets anything start.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
@@ -23,7 +22,6 @@ from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_i
 
 CHANNELS = 256  # of one program of `_convolve`
 STEP_WARPS = 8  # of a program of `_step`
-EARLY_START = False  # whether the next kernel may start at once
 LENGTH_FLOOR = tl.constexpr(1e-6)  # as in kernels.delta_rule.unit_length
 
 
@@ -75,10 +73,8 @@ def softplus(x):
 @triton.jit
 def _convolve(  # noqa: PLR0913
     flat, taps, conv, slots, mixed, live, stride,
-    KERNEL: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    KERNEL: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        let_next_start(PDL)
     row = tl.program_id(0)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channels < SIZE
@@ -92,8 +88,7 @@ def _convolve(  # noqa: PLR0913
         total += old * tl.load(taps + tap * SIZE + channels, mask=inside, other=0.0)
     newest = tl.load(taps + (KERNEL - 1) * SIZE + channels, mask=inside, other=0.0)
     wait_for_inputs(PDL)
-    if not EARLY:
-        let_next_start(PDL)
+    let_next_start(PDL)
     new = tl.load(flat + row * stride + channels, mask=inside, other=0.0)
     total += new * newest
     for tap in tl.static_range(KERNEL - 2):
@@ -107,10 +102,8 @@ def _convolve(  # noqa: PLR0913
 def _step(  # noqa: PLR0913
     flat, mixed, rate, bias, norm, recurrent, slots, out, live, stride, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    DK_TILE: tl.constexpr, DV_TILE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    DK_TILE: tl.constexpr, DV_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        let_next_start(PDL)
     row, head = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(live):
         return
@@ -122,8 +115,7 @@ def _step(  # noqa: PLR0913
     scale = tl.load(norm + columns, mask=wide, other=0.0)
     head_rate, head_bias = tl.load(rate + head), tl.load(bias + head)
     wait_for_inputs(PDL)
-    if not EARLY:
-        let_next_start(PDL)
+    let_next_start(PDL)
     KEYS: tl.constexpr = KEY_HEADS * DK
     CHANNELS: tl.constexpr = 2 * KEYS + HEADS * DV
     vectors = mixed + row * CHANNELS
@@ -165,20 +157,19 @@ def delta_decode(  # noqa: PLR0913
     flat float32 [B, spec.width] is q | k | v | z | b | a; taps float32 [kernel, channels], oldest first; rate
     (-exp A_log) and bias float32 [value heads]; norm float32 [dv]; conv float32 [slots, kernel - 1, channels]
     and recurrent float32 [slots, value heads, dk, dv], both contiguous, advanced in place; slots int32 [B],
-    the live ones distinct; mixed float32 [B, channels] scratch; rows int32 [1]. With EARLY_START
-    something that waits for all (a copy, a kernel of torch) must come between two calls for the same states.
+    the live ones distinct; mixed float32 [B, channels] scratch; rows int32 [1].
     """
     batch = len(slots)
     key_dim, value_dim = spec.key_dim, spec.value_dim
     launch(
         _convolve, (batch, triton.cdiv(spec.channels, CHANNELS)),
         flat, taps, conv, slots, mixed, rows, flat.stride(0),
-        KERNEL=spec.kernel, SIZE=spec.channels, BLOCK=CHANNELS, EARLY=EARLY_START, warps=2,
+        KERNEL=spec.kernel, SIZE=spec.channels, BLOCK=CHANNELS, warps=2,
     )  # fmt: skip
     launch(
         _step, (batch, spec.value_heads),
         flat, mixed, rate, bias, norm, recurrent, slots, out, rows, flat.stride(0), spec.eps,
         KEY_HEADS=spec.key_heads, HEADS=spec.value_heads, DK=key_dim, DV=value_dim,
-        DK_TILE=triton.next_power_of_2(key_dim), DV_TILE=triton.next_power_of_2(value_dim), EARLY=EARLY_START,
+        DK_TILE=triton.next_power_of_2(key_dim), DV_TILE=triton.next_power_of_2(value_dim),
         warps=STEP_WARPS,
     )  # fmt: skip

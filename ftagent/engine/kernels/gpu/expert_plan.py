@@ -72,7 +72,6 @@ class StepTables(NamedTuple):
     plan_cut: torch.Tensor  # [L, P] records [0, cut) are computed here, the others by the host
     plan_ticket: torch.Tensor  # [L, P] to wait for in `landed`, 0: none
     plan_ready: torch.Tensor  # [L] epoch of the plan
-    done_ready: torch.Tensor  # [L] epoch of the host's part, -epoch: there is none
     fail: torch.Tensor  # [1] not 0: the step is void
 
     @classmethod
@@ -91,7 +90,6 @@ class StepTables(NamedTuple):
             plan_cut=zeros(layers, pairs),
             plan_ticket=zeros(layers, pairs),
             plan_ready=zeros(layers),
-            done_ready=zeros(layers),
             fail=zeros(1),
         )
 
@@ -143,3 +141,4 @@ class ExpertStep(NamedTuple):
     epoch: torch.Tensor  # int32 [1] another positive number for each step
     rows: torch.Tensor  # int32 [1] rows that are live
     partial: torch.Tensor  # float32 [P, plan.chunks, H] scratch between the two kernels
+    host_part: torch.Tensor  # float32 [P, H] likewise: y, brought to the device; unused without a host

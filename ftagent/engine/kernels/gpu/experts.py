@@ -6,8 +6,9 @@ address.
 
 With a host (some experts are not in a slot) the first program tells it what is needed, and where something
 misses waits for its plan: which slot the expert will be in, from which record on the host computes it itself.
-Programs of pairs that hit come next and never wait; programs of pairs that miss come last, so that what waits
-cannot keep what works from a multiprocessor. Waits are bounded; one that runs out sets `fail` and goes on.
+Programs of pairs that hit come next and never wait, then those of pairs that miss, and last those that bring
+what the host computed into device memory, so that `combine` reads nothing over the link: what waits cannot
+keep what works from a multiprocessor. Waits are bounded; one that runs out sets `fail` and goes on.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -22,7 +23,7 @@ from ftagent.engine.kernels.gpu.expert_plan import MAX_UPDATES, NO_HOST, ExpertS
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 from ftagent.engine.kernels.gpu.signals import acquire, publish, wait_for_epoch, wait_for_ticket
 
-LATE_START = False  # whether the next kernel starts only when what came before this one is complete
+HOST_COLUMNS = 512  # of H that one program brings from the host, for all experts of a row
 
 
 def experts_step(
@@ -39,25 +40,28 @@ def experts_step(
     layer counts MoE layers; normed T [B, H]; ids, seen int32 [B, k], guess int32 [B, G] or None of `route`.
     Without a host a pair that misses fails the step.
     """
-    plan, tables, host, epoch, rows, partial = step
+    plan, tables, host, epoch, rows, partial, host_part = step
     (batch, hidden), per_token = normed.shape, ids.shape[1]
     pairs, most = batch * per_token, tables.plan_slot.shape[1]
     guesses = 0 if guess is None else guess.shape[1]
     met = NO_HOST if host is None else host
     with_host = int(host is not None)
+    strips = with_host * triton.cdiv(hidden, HOST_COLUMNS)
     launch(
         experts_kernel,
-        (with_host + pairs * plan.chunks,),
+        (with_host + pairs * plan.chunks + batch * strips,),
         normed, ids, seen, ids if guess is None else guess, tables.slot_of, tables.slot_ptr, tables.landed,
         tables.plan_slot, tables.plan_cut, tables.plan_ticket, tables.plan_ready, tables.fail, epoch, rows,
-        partial, met.post, met.planned, met.ids, met.seen, met.guess, met.slot, met.cut, met.ticket,
-        met.updates, met.update_index, met.update_value, met.x, layer,
+        partial, host_part, met.post, met.planned, met.done, met.ids, met.seen, met.guess, met.slot,
+        met.cut, met.ticket, met.updates, met.update_index, met.update_value, met.x, met.y, layer,
+        pairs * plan.chunks,
         warps=plan.warps,
         num_stages=plan.stages,
         P=most,
         PP=triton.next_power_of_2(most),
         LAUNCHED=triton.next_power_of_2(pairs),
         K=per_token,
+        KP=triton.next_power_of_2(per_token),
         G=guesses,
         GP=triton.next_power_of_2(max(1, most // per_token * guesses)),
         H=hidden,
@@ -69,7 +73,8 @@ def experts_step(
         STAGES=plan.stages,
         UPDATES=MAX_UPDATES,
         HOST=with_host,
-        LATE=LATE_START,
+        STRIPS=max(1, strips),
+        STRIP=HOST_COLUMNS,
         PATIENCE=met.patience_ns,
     )  # fmt: skip
 
@@ -191,23 +196,50 @@ def _sum_run(
     tl.store(partial + (pair * CHUNKS + first // RUN) * H + h, total, mask=h < H)
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit
+def _bring_host_part(
+    seen, plan_cut, plan_ready, fail, epoch, from_done, from_y, host_part, layer, row, first, patience,
+    P: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, RECORDS: tl.constexpr,
+    STRIP: tl.constexpr,
+):  # fmt: skip
+    """Columns [first, first + STRIP) of what the host computes for a row; zeros for what never comes."""
+    rank = tl.arange(0, KP)
+    pair = row * K + rank
+    slots = tl.load(seen + pair, mask=rank < K, other=0)
+    missed = (rank < K) & (slots < 0)
+    if tl.sum(missed.to(tl.int32), 0) > 0:
+        # Twice the patience of the program that meets the host, as those that compute have.
+        ready = wait_for_epoch(plan_ready + layer, epoch, 2 * patience)
+        acquire(False)
+        cut = tl.load(plan_cut + layer * P + pair, mask=missed, other=RECORDS, volatile=True)
+        host = missed & (cut < tl.where(ready == epoch, RECORDS, 0))
+        tl.store(fail, 1, mask=ready != epoch)
+        if tl.sum(host.to(tl.int32), 0) > 0:
+            answer = wait_for_epoch(_int32(from_done) + layer * 16, epoch, patience)
+            acquire(True)
+            tl.store(fail, 1, mask=answer != epoch)
+            columns = first + tl.arange(0, STRIP)
+            at = pair[:, None] * H + columns[None, :]
+            mine = host[:, None] & (columns < H)[None, :]
+            there = mine & (columns < tl.where(answer == epoch, H, 0))[None, :]
+            y = tl.load(from_y.to(tl.pointer_type(tl.float32)) + at, mask=there, other=0.0, volatile=True)
+            tl.store(host_part + at, y, mask=mine)
+
+
+@triton.jit(do_not_specialize=["layer", "computing"])
 def experts_kernel(
     normed, ids, seen, guess, slot_of, slot_ptr, landed, plan_slot, plan_cut, plan_ticket, plan_ready, fail,
-    epoch, rows, partial, to_post, to_planned, to_ids, to_seen, to_guess, to_slot, to_cut, to_ticket,
-    to_updates, to_index, to_value, to_x, layer,
-    P: tl.constexpr, PP: tl.constexpr, LAUNCHED: tl.constexpr, K: tl.constexpr, G: tl.constexpr,
-    GP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, UPDATES: tl.constexpr,
-    HOST: tl.constexpr, LATE: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
+    epoch, rows, partial, host_part, to_post, to_planned, from_done, to_ids, to_seen, to_guess, to_slot,
+    to_cut, to_ticket, to_updates, to_index, to_value, to_x, from_y, layer, computing,
+    P: tl.constexpr, PP: tl.constexpr, LAUNCHED: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, RECORDS: tl.constexpr,
+    RUN: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, UPDATES: tl.constexpr,
+    HOST: tl.constexpr, STRIPS: tl.constexpr, STRIP: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if not LATE:
-        let_next_start(PDL)
+    let_next_start(PDL)
     live = tl.load(rows) * K
     work = tl.program_id(0) - HOST
     wait_for_inputs(PDL)
-    if LATE:
-        let_next_start(PDL)
     now = tl.load(epoch)
     # A step that has failed is void: nothing in it waits any longer.
     patience = tl.where(tl.load(fail) == 0, tl.full((), PATIENCE, tl.int64), 0)
@@ -222,6 +254,14 @@ def experts_kernel(
                     slot_of, plan_slot, plan_cut, plan_ticket, plan_ready, fail, now, to_planned, to_slot,
                     to_cut, to_ticket, to_updates, to_index, to_value, layer, patience,
                     P, PP, RECORDS, UPDATES,
+                )  # fmt: skip
+    elif work >= computing:
+        if HOST:
+            strip = work - computing
+            if strip // STRIPS * K < live:
+                _bring_host_part(
+                    seen, plan_cut, plan_ready, fail, now, from_done, from_y, host_part, layer,
+                    strip // STRIPS, strip % STRIPS * STRIP, patience, P, K, KP, H, RECORDS, STRIP,
                 )  # fmt: skip
     elif work // CHUNKS < live:
         if HOST:

@@ -2,8 +2,9 @@
 
 Bound by memory: a program holds a tile of whole weight rows in registers and uses it for every live row of
 the step, so each weight byte is read once. The norm is computed again in every program: that costs less than
-a launch. What is computed for a row does not depend on the other rows, to the bit. The reference is
-`kernels.linear` behind `models.layers.RmsNorm`.
+a launch. Where a weight has more tiles than fit the device at once, a program goes on to its next tile and
+has that on the way while it adds up the one before. What is computed for a row does not depend on the other
+rows, to the bit. The reference is `kernels.linear` behind `models.layers.RmsNorm`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
@@ -15,44 +16,31 @@ import torch
 import triton
 import triton.language as tl
 
-from ftagent.engine.kernels.gpu.launch import (
-    INTERPRETED,
-    launch,
-    let_next_start,
-    processors,
-    wait_for_inputs,
-)
+from ftagent.engine.kernels.gpu.launch import launch, let_next_start, processors, wait_for_inputs
 
 MAX_IN = 16384  # columns: a row of weights has to fit the registers of a program
 LANE_WEIGHTS = 64  # weights that one thread holds as float32
-PROGRAMS_A_PROCESSOR = 2
+PROGRAMS_A_PROCESSOR = 2  # at least, where a weight has the rows
+LOOPING = (
+    3  # programs of `_norm_linear` that a multiprocessor holds, by their registers; one more of half a tile
+)
 EMBED_BLOCK = 1024
-NATIVE = tl.constexpr(not INTERPRETED)
-LINE = 128  # bytes that the cache fetches at once
-RESIDENT_WARPS = 16  # of these kernels on a multiprocessor, by their registers
-NEVER, EARLY, LATE = 0, 1, 2
-# Whether a program asks the cache for the tile of a program that finds no room yet: not at all, before it
-# waits for its inputs, or behind that.
-NORM_PREFETCH = NEVER
-ADD_PREFETCH = NEVER
 
 
 class Tile(NamedTuple):
-    """Weight rows of a program, its columns (a power of two that covers the row), and its warps."""
+    """Weight rows that a program takes at a time, its columns (a power of two that covers the row), its
+    warps, and how many programs there are.
+    """
 
     rows: int
     columns: int
     warps: int
+    programs: int
 
 
-def dense_tile(out: int, columns: int, processors: int) -> Tile:
-    """How a weight [out, columns] is cut for a device with so many multiprocessors.
-
-    Large tiles spread the cost of the norm; small ones fill the device and balance it. So a program takes
-    the most rows that still leave two programs for each multiprocessor, and no more weights than its
-    threads hold in registers. Four warps where they can hold a row, since smaller programs mix better; eight
-    for weights of many rows.
-    Raises ValueError past MAX_IN columns.
+def _largest_tile(columns: int) -> Tile:
+    """What one program's threads hold in registers; four warps where they can hold a row, since smaller
+    programs mix better. Raises ValueError past MAX_IN columns.
     """
     if not 0 < columns <= MAX_IN:
         raise ValueError(f"a decode product takes 1 to {MAX_IN} columns, not {columns}")
@@ -60,12 +48,38 @@ def dense_tile(out: int, columns: int, processors: int) -> Tile:
     warps = max(1, min(4, padded // 512))
     while warps * 32 * LANE_WEIGHTS < padded:
         warps *= 2
-    if out >= 64 * processors and padded >= 2048:
-        warps = max(warps, 8)
-    rows = max(warps * 32 * LANE_WEIGHTS // padded, 1)
+    return Tile(min(max(warps * 32 * LANE_WEIGHTS // padded, 1), 16), padded, warps, 0)
+
+
+def norm_tile(out: int, columns: int, processors: int) -> Tile:
+    """How `norm_linear` cuts a weight [out, columns]: programs that fit the device at once, each for as many
+    tiles as it takes. Large tiles spread the cost of the norm; half as large ones are taken where they leave
+    fewer programs idle in the last turn. Raises ValueError past MAX_IN columns.
+    """
+    whole = _largest_tile(columns)
+
+    def cut(rows: int, programs: int) -> tuple[int, Tile]:
+        tiles = -(-out // rows)
+        programs = max(1, min(tiles, programs * processors * 4 // whole.warps))
+        return -(-tiles // programs) * programs * rows, whole._replace(rows=rows, programs=programs)
+
+    work, tile = cut(whole.rows, LOOPING)
+    if whole.rows > 1:
+        half_work, half = cut(whole.rows // 2, LOOPING + 1)
+        if half_work * 20 < work * 19:
+            return half
+    return tile
+
+
+def add_tile(out: int, columns: int, processors: int) -> Tile:
+    """How `linear_add` cuts a weight [out, columns]: a program for each tile, of the most rows that leave
+    PROGRAMS_A_PROCESSOR. Raises ValueError past MAX_IN columns.
+    """
+    tile = _largest_tile(columns)
+    rows = tile.rows
     while rows > 1 and -(-out // rows) < PROGRAMS_A_PROCESSOR * processors:
         rows //= 2
-    return Tile(min(rows, 16), padded, warps)
+    return tile._replace(rows=rows, programs=-(-out // rows))
 
 
 @triton.jit
@@ -81,20 +95,6 @@ def _load_tile(weight, first, out, columns, IN: tl.constexpr, IN_TILE: tl.conste
 
 
 @triton.jit
-def _prefetch(weight, first, size, IN: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr):
-    """Ask the L2 cache for rows [first, first + ROWS) of weight [size, IN]; holds no registers meanwhile."""
-    if NATIVE:
-        if first < size:
-            step: tl.constexpr = ROWS * IN // LINES + (ROWS * IN % LINES > 0)
-            places = first.to(tl.int64) * IN + tl.arange(0, LINES) * step
-            places = tl.minimum(places, size.to(tl.int64) * IN - 1)
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(weight + places).to(tl.int64)],
-                dtype=tl.int32, is_pure=False, pack=1,
-            )  # fmt: skip
-
-
-@triton.jit
 def _normed_row(x, row, scale, columns, eps, IN: tl.constexpr, dtype: tl.constexpr):
     """rmsnorm of row `row` of x [B, IN] times scale, rounded to dtype."""
     vector = tl.load(x + row * IN + columns, mask=columns < IN, other=0.0)
@@ -104,40 +104,41 @@ def _normed_row(x, row, scale, columns, eps, IN: tl.constexpr, dtype: tl.constex
 
 @triton.jit
 def _norm_linear(  # noqa: PLR0913
-    x, norm, weight, out, normed, live, eps, size, ahead,
-    IN: tl.constexpr, IN_TILE: tl.constexpr, ROWS: tl.constexpr, KEEP: tl.constexpr, LINES: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    x, norm, weight, out, normed, live, eps, size,
+    IN: tl.constexpr, IN_TILE: tl.constexpr, ROWS: tl.constexpr, KEEP: tl.constexpr, MANY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
-    program = tl.program_id(0)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, IN_TILE)
     tile = _load_tile(weight, program * ROWS, size, columns, IN, IN_TILE, ROWS)
     scale = tl.load(norm + columns, mask=columns < IN, other=0.0)
     rows = tl.load(live)
-    if PREFETCH == 1:
-        _prefetch(weight, (program + ahead) * ROWS, size, IN, ROWS, LINES)
     wait_for_inputs(PDL)
-    if PREFETCH == 2:
-        _prefetch(weight, (program + ahead) * ROWS, size, IN, ROWS, LINES)
-    targets = program * ROWS + tl.arange(0, ROWS)
-    # A row is normed one turn ahead: the first while its weights are still on their way.
+    # The first row is normed while its weights are still on their way.
     rounded = _normed_row(x, 0, scale, columns, eps, IN, weight.dtype.element_ty)
-    wide = tile.to(tl.float32)
-    for row in range(rows):
-        if KEEP:
-            if program == 0:
-                tl.store(normed + row * IN + columns, rounded, mask=columns < IN)
+    if KEEP:
+        if program == 0:
+            tl.store(normed + columns, rounded, mask=columns < IN)
+            for row in range(1, rows):
+                other = _normed_row(x, row, scale, columns, eps, IN, weight.dtype.element_ty)
+                tl.store(normed + row * IN + columns, other, mask=columns < IN)
+    for first in range(program * ROWS, size, programs * ROWS):
+        wide = tile.to(tl.float32)
+        if MANY:
+            tile = _load_tile(weight, first + programs * ROWS, size, columns, IN, IN_TILE, ROWS)
+        targets = first + tl.arange(0, ROWS)
         sums = tl.sum(wide * rounded.to(tl.float32)[None, :], axis=1)
-        tl.store(out + row * size + targets, sums, mask=targets < size)
-        if row + 1 < rows:
-            rounded = _normed_row(x, row + 1, scale, columns, eps, IN, weight.dtype.element_ty)
+        tl.store(out + targets, sums, mask=targets < size)
+        for row in range(1, rows):
+            other = _normed_row(x, row, scale, columns, eps, IN, weight.dtype.element_ty)
+            sums = tl.sum(wide * other.to(tl.float32)[None, :], axis=1)
+            tl.store(out + row * size + targets, sums, mask=targets < size)
 
 
 @triton.jit
 def _linear_add(  # noqa: PLR0913
-    a, weight, x, live, size, ahead,
-    IN: tl.constexpr, IN_TILE: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    a, weight, x, live, size, IN: tl.constexpr, IN_TILE: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     let_next_start(PDL)
     program = tl.program_id(0)
@@ -145,11 +146,7 @@ def _linear_add(  # noqa: PLR0913
     inside = columns < IN
     tile = _load_tile(weight, program * ROWS, size, columns, IN, IN_TILE, ROWS)
     rows = tl.load(live)
-    if PREFETCH == 1:
-        _prefetch(weight, (program + ahead) * ROWS, size, IN, ROWS, LINES)
     wait_for_inputs(PDL)
-    if PREFETCH == 2:
-        _prefetch(weight, (program + ahead) * ROWS, size, IN, ROWS, LINES)
     targets = program * ROWS + tl.arange(0, ROWS)
     vector = tl.load(a + columns, mask=inside, other=0.0)
     before = tl.load(x + targets, mask=targets < size, other=0.0)
@@ -174,12 +171,6 @@ def _embed(tokens, table, x, live, IN: tl.constexpr, BLOCK: tl.constexpr, PDL: t
         tl.store(x + row * IN + columns, values.to(tl.float32), mask=columns < IN)
 
 
-def _ahead(tile: Tile, weight: torch.Tensor) -> tuple[int, int]:
-    """Programs that fit the device at once, and lines of a tile, rounded up to a power of two."""
-    lines = triton.next_power_of_2(triton.cdiv(tile.rows * weight.shape[1] * weight.element_size(), LINE))
-    return max(1, processors(weight.device) * RESIDENT_WARPS // tile.warps), lines
-
-
 def norm_linear(
     x: torch.Tensor,
     norm: torch.Tensor,
@@ -196,14 +187,13 @@ def norm_linear(
     Raises ValueError for H over MAX_IN.
     """
     size, columns = weight.shape
-    tile = dense_tile(size, columns, processors(x.device))
-    ahead, lines = _ahead(tile, weight)
+    tile = norm_tile(size, columns, processors(x.device))
     launch(
         _norm_linear,
-        (triton.cdiv(size, tile.rows),),
-        x, norm, weight, out, x if normed is None else normed, rows, eps, size, ahead,
-        IN=columns, IN_TILE=tile.columns, ROWS=tile.rows, KEEP=normed is not None, LINES=lines,
-        PREFETCH=NORM_PREFETCH, warps=tile.warps,
+        (tile.programs,),
+        x, norm, weight, out, x if normed is None else normed, rows, eps, size,
+        IN=columns, IN_TILE=tile.columns, ROWS=tile.rows, KEEP=normed is not None,
+        MANY=tile.programs * tile.rows < size, warps=tile.warps,
     )  # fmt: skip
 
 
@@ -213,14 +203,12 @@ def linear_add(a: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, rows: tor
     Raises ValueError for K over MAX_IN.
     """
     size, columns = weight.shape
-    tile = dense_tile(size, columns, processors(x.device))
-    ahead, lines = _ahead(tile, weight)
+    tile = add_tile(size, columns, processors(x.device))
     launch(
         _linear_add,
-        (triton.cdiv(size, tile.rows),),
-        a, weight, x, rows, size, ahead,
-        IN=columns, IN_TILE=tile.columns, ROWS=tile.rows, LINES=lines, PREFETCH=ADD_PREFETCH,
-        warps=tile.warps,
+        (tile.programs,),
+        a, weight, x, rows, size,
+        IN=columns, IN_TILE=tile.columns, ROWS=tile.rows, warps=tile.warps,
     )  # fmt: skip
 
 

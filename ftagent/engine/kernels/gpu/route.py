@@ -19,7 +19,6 @@ from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_i
 
 MAX_EXPERTS = 512
 LOWEST = tl.constexpr(-(2**31))  # below the key of every number
-SLOTS_AT_ONCE = False  # whether all slots are read beside the logits, instead of the chosen ones behind them
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,6 @@ def route(
         RENORMALISE=spec.renormalise,
         GUESS_AT=spec.guess_at,
         G=guesses,
-        AT_ONCE=SLOTS_AT_ONCE,
     )
 
 
@@ -99,10 +97,8 @@ def _largest(keys, columns, COUNT: tl.constexpr, KP: tl.constexpr):
 @triton.jit
 def _choose(
     logits, slot_of, ids, weights, seen, row, columns, live,
-    K: tl.constexpr, KP: tl.constexpr, RENORMALISE: tl.constexpr, AT_ONCE: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, RENORMALISE: tl.constexpr,
 ):  # fmt: skip
-    if AT_ONCE:
-        slots = tl.load(slot_of + columns, mask=live, other=-1)
     shifted = tl.exp(logits - tl.max(logits, 0))
     scores = shifted / tl.sum(tl.where(live, shifted, 0.0), 0)
     # The bits of numbers that are not negative are ordered as the numbers are, and integers reduce faster.
@@ -116,19 +112,14 @@ def _choose(
     at = row * K + rank
     tl.store(ids + at, chosen, mask=taken)
     tl.store(weights + at, share, mask=taken)
-    if AT_ONCE:
-        found = tl.gather(slots, chosen, 0)
-    else:
-        found = tl.load(slot_of + chosen, mask=taken, other=-1)
-    tl.store(seen + at, found, mask=taken)
+    tl.store(seen + at, tl.load(slot_of + chosen, mask=taken, other=-1), mask=taken)
 
 
 @triton.jit
 def route_kernel(
     flat, slot_of, ids, weights, seen, guess, rows,
     WIDTH: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-    RENORMALISE: tl.constexpr, GUESS_AT: tl.constexpr, G: tl.constexpr, AT_ONCE: tl.constexpr,
-    PDL: tl.constexpr,
+    RENORMALISE: tl.constexpr, GUESS_AT: tl.constexpr, G: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     row = tl.program_id(0)
@@ -138,7 +129,7 @@ def route_kernel(
         wait_for_inputs(PDL)
         if tl.program_id(1) == 0:
             logits = tl.load(flat + row * WIDTH + columns, mask=live, other=float("-inf"))
-            _choose(logits, slot_of, ids, weights, seen, row, columns, live, K, KP, RENORMALISE, AT_ONCE)
+            _choose(logits, slot_of, ids, weights, seen, row, columns, live, K, KP, RENORMALISE)
         elif G > 0:
             logits = tl.load(flat + row * WIDTH + GUESS_AT + columns, mask=live, other=float("-inf"))
             bits = logits.to(tl.int32, bitcast=True)

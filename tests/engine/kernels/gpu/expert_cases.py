@@ -67,6 +67,7 @@ class Layer:
         self.rows = torch.tensor([sizes.batch], dtype=torch.int32, device=self.device)
         pairs = sizes.batch * sizes.per_token
         self.partial = torch.full((pairs, self.plan.chunks, sizes.hidden), float("nan"), device=self.device)
+        self.host_part = torch.full((pairs, sizes.hidden), float("nan"), device=self.device)
 
     def _place(self, order: list[int]) -> None:
         sizes = self.sizes
@@ -90,7 +91,7 @@ class Layer:
         """Both kernels; returns what was added to the residual, float64 [B, H]."""
         before, seen = self.x.clone(), self.seen
         out = self.x.clone()
-        step = ExpertStep(self.plan, self.tables, host, self.epoch, self.rows, self.partial)
+        step = ExpertStep(self.plan, self.tables, host, self.epoch, self.rows, self.partial, self.host_part)
         experts_step(step, self.layer, self.normed, self.ids, seen, guess)
         combine_step(step, self.layer, self.weights, seen, self.shared, out)
         self.after = out

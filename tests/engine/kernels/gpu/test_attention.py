@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftagent.engine.kernels.gpu import attention
 from ftagent.engine.kernels.gpu.attention import AttentionSpec, block_tokens, decode_attention, split_count
 from tests.engine.kernels.compiling import Case, compile_all, cuobjdump
 
@@ -18,14 +16,6 @@ MODULE = "ftagent.engine.kernels.gpu.attention"
 SMALLEST_SHARED = 99 * 1024  # bytes a program on capabilities 8.6, 8.9 and 12.0
 NAN = float("nan")
 PAGE = 64
-
-
-@pytest.fixture(params=[False, True], ids=["new token with the last block", "new token apart"], autouse=True)
-def apart(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = attention.NEW_TOKEN_APART
-    attention.NEW_TOKEN_APART = request.param
-    yield
-    attention.NEW_TOKEN_APART = before
 
 
 class Step(NamedTuple):
@@ -210,7 +200,7 @@ def test_nothing_spills(kind: str, itemsize: int) -> None:
         (16, 2, 256, 256, 64),
         (6, 3, 112, 128, 56),
     ]:
-        if attention.NEW_TOKEN_APART and kind == "fp32" and dim == 256:
+        if kind == "fp32" and dim == 256:
             continue  # 144 bytes a thread spill on 9.0; float32 heads of 256 are for tests only
         shape = {
             "HEADS": heads,
@@ -218,7 +208,7 @@ def test_nothing_spills(kind: str, itemsize: int) -> None:
             "DIM": dim,
             "SPLITS": 66,
             "BLOCK": block_tokens(dim, itemsize),
-            "APART": attention.NEW_TOKEN_APART,
+            "APART": True,
         }
         for normed in (True, False) if dim < 256 else (True,):  # no family has wide heads without norms
             inner = {"DIM_TILE": padded, "ROTARY": rotary, "NORMED": normed, "WIDEN": False, "STAGES": 3}

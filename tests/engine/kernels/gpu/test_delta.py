@@ -7,7 +7,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftagent.engine.kernels.gpu import delta
 from ftagent.engine.kernels.gpu.delta import CHANNELS, DeltaSpec, delta_decode
 from tests.engine.kernels.compiling import CAPABILITIES, Case, assert_no_spills, cuobjdump
 from tests.engine.kernels.gpu.delta_reference import Layer, normed, random_layer, rows_of, token_by_token
@@ -26,11 +25,6 @@ specs = st.sampled_from(
         DeltaSpec(3, 6, 8, 40, 2, EPS),
     ]
 )
-
-
-@pytest.fixture(params=[False, True], ids=["late start", "early start"], autouse=True)
-def early_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta, "EARLY_START", request.param)
 
 
 class Step:
@@ -130,11 +124,10 @@ def cases() -> list[Case]:
     spec = DeltaSpec(16, 32, 128, 128, 4, EPS)
     convolve = Case(
         MODULE, "_convolve", ("*fp32", "*fp32", "*fp32", "*i32", "*fp32", "*i32", "i32"),
-        {"KERNEL": spec.kernel, "SIZE": spec.channels, "BLOCK": CHANNELS, "EARLY": True}, 2,
+        {"KERNEL": spec.kernel, "SIZE": spec.channels, "BLOCK": CHANNELS}, 2,
     )  # fmt: skip
     shape: dict[str, int | float | bool | str | None] = {
         "KEY_HEADS": 16, "HEADS": 32, "DK": 128, "DV": 128, "DK_TILE": 128, "DV_TILE": 128,
-        "EARLY": True,
     }  # fmt: skip
     steps = [
         Case(MODULE, "_step", (*["*fp32"] * 6, "*i32", kind, "*i32", "i32", "fp32"), shape, warps)

@@ -10,6 +10,7 @@ import triton
 from ftagent.engine.kernels.gpu.combine import COLUMNS, INNER
 from ftagent.engine.kernels.gpu.device import Device
 from ftagent.engine.kernels.gpu.expert_plan import MAX_UPDATES, PATIENCE_NS, plan_experts
+from ftagent.engine.kernels.gpu.experts import HOST_COLUMNS
 from ftagent.engine.kernels.gpu.grouped import choose_rows, choose_tile
 from tests.engine.kernels.compiling import Case, compile_all, cuobjdump
 
@@ -44,7 +45,6 @@ def route_case(model: Model) -> Case:
     constants = {
         "WIDTH": 2 * model.experts, "E": model.experts, "EP": model.experts, "K": model.per_token,
         "KP": pow2(model.per_token), "RENORMALISE": True, "GUESS_AT": model.experts, "G": model.per_token,
-        "AT_ONCE": True,
     }  # fmt: skip
     return Case(GPU + "route", "route_kernel", types, dict(constants), warps=1)
 
@@ -52,13 +52,14 @@ def route_case(model: Model) -> Case:
 def experts_case(model: Model, device: Device, rows: int, host: int) -> Case:
     plan = plan_experts(model.hidden, model.intermediate, model.per_token, 2, device)
     pairs, guesses = rows * model.per_token, model.per_token * host
-    types = ("*bf16", *["*i32"] * 4, "*i64", *["*i32"] * 8, "*fp32", *["i64"] * 12, "i32")
+    types = ("*bf16", *["*i32"] * 4, "*i64", *["*i32"] * 8, "*fp32", "*fp32", *["i64"] * 14, "i32", "i32")
     constants = {
-        "P": pairs, "PP": pow2(pairs), "LAUNCHED": pow2(pairs), "K": model.per_token, "G": guesses,
-        "GP": pow2(max(1, rows * guesses)), "H": model.hidden, "HP": pow2(model.hidden),
+        "P": pairs, "PP": pow2(pairs), "LAUNCHED": pow2(pairs), "K": model.per_token,
+        "KP": pow2(model.per_token), "G": guesses, "GP": pow2(max(1, rows * guesses)),
+        "H": model.hidden, "HP": pow2(model.hidden),
         "RECORDS": model.intermediate, "RUN": plan.run, "BLOCK": plan.block, "CHUNKS": plan.chunks,
-        "STAGES": plan.stages, "UPDATES": MAX_UPDATES, "HOST": host, "LATE": True,
-        "PATIENCE": PATIENCE_NS,
+        "STAGES": plan.stages, "UPDATES": MAX_UPDATES, "HOST": host,
+        "STRIPS": model.hidden // HOST_COLUMNS, "STRIP": HOST_COLUMNS, "PATIENCE": PATIENCE_NS,
     }  # fmt: skip
     return Case(GPU + "experts", "experts_kernel", types, dict(constants), plan.warps, plan.stages)
 
@@ -66,13 +67,12 @@ def experts_case(model: Model, device: Device, rows: int, host: int) -> Case:
 def combine_case(model: Model, device: Device, rows: int, host: int) -> Case:
     plan = plan_experts(model.hidden, model.intermediate, model.per_token, 2, device)
     pairs = rows * model.per_token
-    types = ("*fp32", "*fp32", *["*i32"] * 7, "*fp32", "*bf16", "*fp32", "i64", "i64", "i32")
+    types = (*["*fp32"] * 3, *["*i32"] * 4, "*fp32", "*bf16", "*fp32", "i32")
     constants = {
-        "P": pairs, "PP": pow2(pairs), "K": model.per_token, "KP": pow2(model.per_token), "H": model.hidden,
+        "P": pairs, "K": model.per_token, "KP": pow2(model.per_token), "H": model.hidden,
         "BN": COLUMNS, "BLOCKS": model.hidden // COLUMNS, "RECORDS": model.intermediate, "RUN": plan.run,
         "CHUNKS": plan.chunks, "CP": pow2(plan.chunks), "WIDTH": 2048, "AT": model.experts,
         "INNER": model.shared, "BI": min(INNER, pow2(max(1, model.shared))), "HOST": host,
-        "EARLY": True, "PATIENCE": PATIENCE_NS,
     }  # fmt: skip
     return Case(GPU + "combine", "combine_kernel", types, dict(constants))
 

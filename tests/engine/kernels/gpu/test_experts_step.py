@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftagent.engine.kernels.experts import gated
-from ftagent.engine.kernels.gpu import experts, experts_reference
+from ftagent.engine.kernels.gpu import experts_reference
 from ftagent.engine.kernels.gpu.device import Device, describe
 from ftagent.engine.kernels.gpu.expert_plan import ExpertPlan, plan_experts
 from tests.engine.kernels.gpu.expert_cases import Layer, Sizes, assert_near
@@ -21,11 +21,6 @@ SIZES = Sizes(hidden=64, intermediate=24, experts=8, per_token=2, batch=1)
 
 def small_plan(sizes: Sizes, run: int = 8, block: int = 4) -> ExpertPlan:
     return ExpertPlan(sizes.hidden, sizes.intermediate, run, block, warps=4, stages=2)
-
-
-@pytest.fixture(params=[False, True], ids=["early start", "late start"], autouse=True)
-def late_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "LATE_START", request.param)
 
 
 @st.composite

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftagent.engine.kernels.gpu import experts_reference
-from ftagent.engine.kernels.gpu import route as routing
 from ftagent.engine.kernels.gpu.route import MAX_EXPERTS, RouteSpec, route
 
 EXAMPLES = 8 if torch.cuda.is_available() else 30  # each has a kernel of its own to compile on a device
@@ -23,11 +22,6 @@ class Routed:
     weights: torch.Tensor
     seen: torch.Tensor
     guess: torch.Tensor
-
-
-@pytest.fixture(params=[False, True], ids=["chosen slots", "all slots"], autouse=True)
-def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "SLOTS_AT_ONCE", request.param)
 
 
 def run(flat: torch.Tensor, spec: RouteSpec, slot_of: torch.Tensor, live: int, guesses: int = 0) -> Routed:

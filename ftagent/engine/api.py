@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from ftagent.conversation import Conversation
 from ftagent.engine.stats import Snapshot
@@ -65,6 +65,18 @@ class ModelInfo:
 
 
 Health = Literal["loading", "ok", "failed", "stopped"]
+
+
+class LoadState(NamedTuple):
+    """How far loading is: bytes of weights that are in memory, and all of them."""
+
+    phase: Literal["checking", "reading", "preparing"]
+    done: int = 0
+    total: int = 0
+
+
+LoadProgress = Callable[[LoadState], None]
+"""Is told of each step, by several threads, one at a time."""
 
 
 class Engine(Protocol):

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,11 @@ import psutil
 import torch
 
 from ftagent.engine import SPIN_SET, SPIN_VARIABLE
-from ftagent.engine.api import ModelInfo
+from ftagent.engine.api import LoadProgress, LoadState, ModelInfo
 from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage, PagePool
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape, row_bytes
 from ftagent.engine.experts.calibration import calibrate
-from ftagent.engine.experts.filling import BankFiller, ProgressCallback
 from ftagent.engine.experts.heat import fingerprint, heat_file, load_heat
 from ftagent.engine.experts.loading import ExpertNames, check_experts, find_names, stored_format
 from ftagent.engine.experts.pinning import CudaRegistrar, Registrar
@@ -45,13 +43,14 @@ from ftagent.engine.models.registry import model_config
 from ftagent.engine.models.sizes import parameters, widest
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.planner import ModelSizes, Plan, no_memory, plan_cpu, plan_device
+from ftagent.engine.reading import LoadMeter, filled_banks, reader_of
 from ftagent.engine.runner import Runner
 from ftagent.engine.steps import LoadedModel
 from ftagent.engine.weights.checkpoint import open_weights
 from ftagent.engine.weights.ftw_reader import FtwCheckpoint
 from ftagent.engine.weights.safetensors import Checkpoint
-from ftagent.engine.weights.source import Checker, Reader, find_prefix
-from ftagent.errors import ConfigError, LoadFailed
+from ftagent.engine.weights.source import Checker, find_prefix
+from ftagent.errors import ConfigError
 
 if TYPE_CHECKING:
     from ftagent.engine.device.build import DevicePlan
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 2 * 2**30  # up to this in float32 a model is computed so, by default on the CPU
-FILL_THREADS = 16  # more do not fill banks faster
 REFERENCE_CHUNK = 8192  # prompt tokens of a step in the reference mode
 NOMINAL_FLOPS = 10**14  # a second, of a device on prompts: only weighs copies against work
 
@@ -78,7 +76,7 @@ class Opened:
     device: torch.device
     names: tuple[ExpertNames | StoredRows, ...]  # per MoE layer
     formats: tuple[ExpertFormat, ...]  # as stored
-    progress: ProgressCallback | None = None
+    meter: LoadMeter = field(default_factory=LoadMeter)
 
     @property
     def shape(self) -> ExpertShape:
@@ -93,10 +91,10 @@ def load_runner(
     directory: Path,
     options: EngineOptions,
     dtype: torch.dtype | None = None,
-    progress: ProgressCallback | None = None,
+    progress: LoadProgress | None = None,
 ) -> LoadedModel:
     """Load the model of `directory`. `dtype` overrides the compute dtype (default: by size of the model).
-    `progress` is told how many bytes of the experts are in memory, from other threads.
+    `progress` is told how far it is, from other threads too.
 
     Raises LoadFailed for a checkpoint that is damaged, incomplete, unknown or too big, ConfigError for an
     option that cannot be honoured.
@@ -113,16 +111,18 @@ def open_model(
     directory: Path,
     options: EngineOptions,
     dtype: torch.dtype | None = None,
-    progress: ProgressCallback | None = None,
+    progress: LoadProgress | None = None,
 ) -> Opened:
     """Check everything that can be checked before memory is taken. Raises as `load_runner` does."""
     config = model_config(directory)
     device = _able(config, choose_device(options.device, parameters(config)), options.device)
-    checkpoint = open_weights(directory)
+    meter = LoadMeter(progress)
+    meter.tell(LoadState("checking"))
+    checkpoint = open_weights(directory, options.verify_weights)
     prefix = find_prefix(checkpoint)
     compute = dtype or (torch.float32 if _is_small(parameters(config)) else torch.bfloat16)
     names, formats = _check(config, checkpoint, prefix, compute)
-    return Opened(directory, options, config, checkpoint, prefix, compute, device, names, formats, progress)
+    return Opened(directory, options, config, checkpoint, prefix, compute, device, names, formats, meter)
 
 
 def choose_device(asked: str, weights: int) -> torch.device:
@@ -193,32 +193,6 @@ def model_sizes(opened: Opened, banks: tuple[ExpertFormat, ...]) -> ModelSizes:
     )
 
 
-@contextmanager
-def filled_banks(
-    opened: Opened, formats: tuple[ExpertFormat, ...], registrar: Registrar | None = None
-) -> Iterator[list[ExpertBank]]:
-    """Banks of all MoE layers, being filled (and registered) while the body runs, and full when it is left.
-    On any error all of them are closed.
-
-    Raises LoadFailed when memory cannot be mapped or a file cannot be read.
-    """
-    banks: list[ExpertBank] = []
-    threads = min(opened.options.threads or torch.get_num_threads(), FILL_THREADS)
-    try:
-        try:
-            banks.extend(ExpertBank(opened.config.experts, opened.shape, stored) for stored in formats)
-        except OSError as error:
-            raise LoadFailed(f"{opened.directory}: no memory for the experts ({error.strerror})") from error
-        layers = list(zip(opened.names, banks, strict=True))
-        with BankFiller(opened.checkpoint, layers, threads, registrar, opened.progress) as filler:
-            yield banks
-            filler.wait()
-    except BaseException:  # an interrupt too must not leave registered memory behind
-        for bank in banks:
-            bank.close()
-        raise
-
-
 def _too_old(device: torch.device) -> str | None:
     """Why the kernels, which compute in BF16, do not run on `device`."""
     major, minor = torch.cuda.get_device_capability(device)
@@ -267,8 +241,9 @@ def _build_cpu(opened: Opened) -> Runner:
     config, options, dtype, device = opened.config, opened.options, opened.dtype, opened.device
     sizes = model_sizes(opened, opened.formats)
     plan = plan_cpu(sizes, options, psutil.virtual_memory().available, str(opened.directory))
+    opened.meter.expect(sizes.dense + sizes.bank_bytes)
     with filled_banks(opened, opened.formats) as banks:
-        weights = build_weights(config, Reader(opened.checkpoint, opened.prefix, dtype, device))
+        weights = build_weights(config, reader_of(opened))
     kv = PagePool(plan.pages, PAGE_TOKENS, sizes.page_bytes)
     states = StatePool(options.max_running, state_shape(config), device, window_shape(config), dtype)
     experts = _expert_pool(opened, plan, banks, sizes.shared) if banks else None
@@ -302,11 +277,12 @@ def _build_device(
 
     config, options, dtype, device = opened.config, opened.options, opened.dtype, opened.device
     registrar = _registrar(device)
+    opened.meter.expect(sizes.dense + sizes.bank_bytes)
     with ExitStack() as on_error:
         with filled_banks(opened, formats, registrar) as banks:
             for bank in banks:
                 on_error.callback(bank.close)
-            weights = build_weights(config, Reader(opened.checkpoint, opened.prefix, dtype, device))
+            weights = build_weights(config, reader_of(opened))
             kv = PagePool(plan.pages, PAGE_TOKENS, sizes.page_bytes)
             states = DeviceStates(options.max_running, state_shape(config), device)
             rope = make_rope(config, plan.context, device)

@@ -25,6 +25,8 @@ class EngineOptions:
     memory for kept prompts: a count of states to resume at ("16"), or a size for states and pages together
     ("4GiB"); with "0", nothing of a prompt is kept.
     `verify_anchors`: this part of the hits, 0 to 1, is computed cold as well and compared.
+    `verify_weights`: what is read is held against digests, where the format has them (FTW). `readers`:
+    threads that read experts.
     """
 
     model: str = "demo"
@@ -45,3 +47,5 @@ class EngineOptions:
     prefix_root: str | None = None
     anchors: str | None = None
     verify_anchors: float = 0.0
+    verify_weights: bool = False
+    readers: int | None = None

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from ftagent import demo
 from ftagent.engine.convert import check, convert
 from ftagent.engine.experts.bank import ExpertFormat
-from ftagent.engine.load import filled_banks, load_runner, open_model
+from ftagent.engine.load import load_runner, open_model
 from ftagent.engine.options import EngineOptions
+from ftagent.engine.reading import filled_banks
 from ftagent.engine.weights.ftw_reader import FtwCheckpoint
 from ftagent.errors import ConfigError
 from tests.engine.models.driving import logits_by_chunks

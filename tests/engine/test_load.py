@@ -16,13 +16,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ftagent.engine.api import LoadState
 from ftagent.engine.experts.bank import ExpertFormat
 from ftagent.engine.experts.heat import fingerprint, heat_file, save_heat
 from ftagent.engine.experts.loading import find_names
 from ftagent.engine.experts.pool import ExpertPool
-from ftagent.engine.load import Opened, choose_device, filled_banks, load_runner
+from ftagent.engine.load import Opened, choose_device, load_runner
 from ftagent.engine.models.registry import model_config
 from ftagent.engine.options import EngineOptions
+from ftagent.engine.reading import filled_banks
 from ftagent.engine.weights.safetensors import Checkpoint, open_checkpoint
 from ftagent.engine.weights.source import find_prefix
 from ftagent.errors import ConfigError, FtError, LoadFailed
@@ -332,8 +334,11 @@ def test_saved_heat_says_which_experts_are_resident_first(
     assert used[1][4] == 0
 
 
-def test_progress_counts_all_bytes_of_the_experts(model: Oracle) -> None:
-    seen: list[tuple[int, int]] = []
-    load_runner(model.directory, EngineOptions(), progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1][0] == seen[-1][1] > 0
-    assert seen == sorted(seen)
+def test_progress_counts_all_bytes_of_the_weights(model: Oracle) -> None:
+    seen: list[LoadState] = []
+    load_runner(model.directory, EngineOptions(), progress=seen.append)
+    assert seen[0] == LoadState("checking")
+    assert {state.phase for state in seen[1:]} == {"reading"}
+    assert len({state.total for state in seen[1:]}) == 1
+    assert seen[-1].done == seen[-1].total > 0
+    assert seen[1:] == sorted(seen[1:])

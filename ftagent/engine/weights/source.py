@@ -6,7 +6,7 @@ collects every missing or misshapen tensor from the headers alone, then from a `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -144,15 +144,21 @@ class Checker:
 
 
 class Reader:
-    """Reads what a `Checker` has passed."""
+    """Reads what a `Checker` has passed. `note` is told the bytes of each tensor that is there."""
 
     def __init__(
-        self, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, device: torch.device | None = None
+        self,
+        checkpoint: Checkpoint,
+        prefix: str,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        note: Callable[[int], None] | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._prefix = prefix
         self._dtype = dtype
         self._device = device or torch.device("cpu")
+        self._note = note
 
     def dense(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._read(self._prefix + name, shape, dtype or self._dtype)
@@ -175,6 +181,8 @@ class Reader:
         mapped = self._checkpoint.mapped and plain.data_ptr() == stored.data_ptr()
         own = plain.clone() if mapped and self._device.type == "cpu" else plain.to(self._device)
         self._checkpoint.forget(name)
+        if self._note is not None:
+            self._note(own.nbytes)
         return own
 
 

@@ -22,7 +22,7 @@ def greedy(oracle: Oracle, prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3", "deepseek_v32"])
 def test_warm_equals_cold_and_transformers(family: str, tmp_path: Path) -> None:
     oracle = Oracle(family, tmp_path, 1, {})
     warm = Bench(load_runner(tmp_path, OPTIONS), anchors=12, chunk_tokens=48)

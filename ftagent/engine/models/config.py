@@ -39,6 +39,15 @@ class LinearShape(NamedTuple):
         return 2 * self.keys + self.values
 
 
+class IndexShape(NamedTuple):
+    """The indexer of sparse attention: its heads, their size, and how many tokens a row attends to."""
+
+    heads: int
+    dim: int
+    top: int
+    interleaved: bool = False  # as in LatentShape
+
+
 class LatentShape(NamedTuple):
     """Multi-head latent attention: ranks of what is compressed, and the parts of a head."""
 
@@ -48,6 +57,7 @@ class LatentShape(NamedTuple):
     rotary_dim: int  # of queries and of the key that all heads share
     value_dim: int
     interleaved: bool = True  # weights have the two dimensions of a rotation beside each other
+    indexer: IndexShape | None = None  # None: every row attends to all tokens before it
 
     @property
     def head_dim(self) -> int:
@@ -56,8 +66,13 @@ class LatentShape(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Values that a token leaves in the pages."""
+        """Values of a token that attention reads."""
         return self.rank + self.rotary_dim
+
+    @property
+    def kept(self) -> int:
+        """Values that a token leaves in the pages: those, then the indexer's key."""
+        return self.stored + (self.indexer.dim if self.indexer else 0)
 
 
 class SigmoidRouting(NamedTuple):
@@ -171,6 +186,10 @@ class ConfigFile:
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self.path = path
         self.values = values
+
+    def defaults(self, **values: object) -> ConfigFile:
+        """The same with `values` where the file gives none."""
+        return ConfigFile(self.path, {**values, **self.values})
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.values.get(key)

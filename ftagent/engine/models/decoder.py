@@ -24,6 +24,7 @@ from ftagent.engine.models.gated_delta_net import GatedDeltaNet
 from ftagent.engine.models.latent_attention import LatentAttention
 from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope, WindowAttention, norm_weight
 from ftagent.engine.models.sigmoid_moe import SigmoidMoe
+from ftagent.engine.models.sparse_attention import SparseLatentAttention
 from ftagent.engine.weights.source import Source
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def kv_shape(config: ModelConfig) -> KvShape:
     sees all of them.
     """
     if config.latent is not None:
-        return KvShape(config.layers.count("latent_attention"), 1, config.latent.stored)
+        return KvShape(config.layers.count("latent_attention"), 1, config.latent.kept)
     return KvShape(config.layers.count("full_attention"), 2 * config.kv_heads, config.head_dim)
 
 
@@ -110,7 +111,10 @@ def _block(config: ModelConfig, source: Source, layer: int) -> Block:
     elif kind == "sliding_attention":
         mixer = WindowAttention(config, source, prefix + "self_attn.", ordinal)
     elif kind == "latent_attention":
-        mixer = LatentAttention(config, source, prefix + "self_attn.", ordinal)
+        assert config.latent is not None, "a family with latent attention gives its shape"
+        sparse = config.latent.indexer is not None
+        kind_of_latent = SparseLatentAttention if sparse else LatentAttention
+        mixer = kind_of_latent(config, source, prefix + "self_attn.", ordinal)
     else:
         mixer = Attention(config, source, prefix + "self_attn.", ordinal)
     mlp: Mlp | Moe | SigmoidMoe

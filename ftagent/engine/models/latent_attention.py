@@ -76,28 +76,42 @@ class LatentAttention:
         rope: Rope,
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        shape, rows = self.shape, len(x)
-        query, latent, rotary_key = torch.split_with_sizes(
-            project(x, self.into, batch.decode),
-            [len(self.into) - shape.stored, shape.rank, shape.rotary_dim],
-            dim=-1,
-        )
-        if self.query is not None and self.query_norm is not None:
-            query = project(self.query_norm(query), self.query, batch.decode)
-        query = query.reshape(rows, self.heads, shape.head_dim)
-        turned = torch.cat((query[..., shape.plain_dim :], rotary_key.unsqueeze(1)), dim=1).float()
-        rope.rotate(turned, *turn)
-        turned = turned.to(x.dtype)
-        query = torch.cat((query[..., : shape.plain_dim], turned[:, : self.heads]), dim=-1)
-        stored = torch.cat((self.latent_norm(latent), turned[:, self.heads]), dim=-1)
+        query, stored, _ = self._rows(x, batch.decode, rope, turn)
         kv.write(self.kv_layer, batch.places, stored.unsqueeze(0))
         done = [
             self._absorbed_values(self._absorbed(query[row : row + 1], segments, kv))
             for row, segments in enumerate(batch.decode_pasts)
         ]
         done += [self._span(query[span.rows], stored[span.rows], span, kv) for span in batch.spans]
-        out = done[0] if len(done) == 1 else torch.cat(done)
-        return project(out.reshape(rows, -1).to(x.dtype), self.out, batch.decode)  # merging leaves float32
+        return self._out(done, x, batch.decode)
+
+    def _rows(
+        self, x: torch.Tensor, decode: int, rope: Rope, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of rows x: queries [rows, heads, d], what is stored [rows, stored], and the queries' normed latent,
+        where they have one.
+        """
+        shape, rows = self.shape, len(x)
+        query, latent, rotary_key = torch.split_with_sizes(
+            project(x, self.into, decode),
+            [len(self.into) - shape.stored, shape.rank, shape.rotary_dim],
+            dim=-1,
+        )
+        compressed = query
+        if self.query is not None and self.query_norm is not None:
+            compressed = self.query_norm(query)
+            query = project(compressed, self.query, decode)
+        query = query.reshape(rows, self.heads, shape.head_dim)
+        turned = torch.cat((query[..., shape.plain_dim :], rotary_key.unsqueeze(1)), dim=1).float()
+        rope.rotate(turned, *turn)
+        turned = turned.to(x.dtype)
+        query = torch.cat((query[..., : shape.plain_dim], turned[:, : self.heads]), dim=-1)
+        return query, torch.cat((self.latent_norm(latent), turned[:, self.heads]), dim=-1), compressed
+
+    def _out(self, done: Sequence[torch.Tensor], x: torch.Tensor, decode: int) -> torch.Tensor:
+        """The output projection of what rows [rows, heads, value] found, part by part."""
+        out = done[0] if len(done) == 1 else torch.cat(tuple(done))
+        return project(out.reshape(len(x), -1).to(x.dtype), self.out, decode)  # merging leaves float32
 
     def _span(self, query: torch.Tensor, stored: torch.Tensor, span: Span, kv: KvStorage) -> torch.Tensor:
         """query [rows, heads, d] over the rows themselves, expanded, and over their past."""
@@ -113,22 +127,30 @@ class LatentAttention:
             whole = merge(Partial(out.transpose(0, 1), own.lse), Partial(values, past.lse))
             return whole.out.transpose(0, 1)
         for runs in pieces:
-            keys, values = self._expanded(kv.read(self.kv_layer, runs)[0])
+            keys, values = self._expanded(self._read(runs, kv))
             own = merge(own, attend_all(self._padded(by_head), keys, values, self.scale))
         return own.out[..., : self.shape.value_dim].transpose(0, 1)
 
     def _absorbed(self, query: torch.Tensor, pieces: Sequence[Runs], kv: KvStorage) -> Partial:
         """Attention of query [rows, heads, d] in the latent's space: out [heads, rows, stored]."""
-        by_head = query.transpose(0, 1)
-        plain, turned = by_head[..., : self.shape.plain_dim], by_head[..., self.shape.plain_dim :]
-        inside = torch.cat((torch.bmm(plain, self.up_keys), turned), dim=-1)
+        inside = self._inside(query)
         whole: Partial | None = None
         for runs in pieces:
-            stored = kv.read(self.kv_layer, runs)
+            stored = self._read(runs, kv).unsqueeze(0)
             part = attend_all(inside, stored, stored, self.scale)
             whole = part if whole is None else merge(whole, part)
         assert whole is not None, "there is something to attend to"
         return whole
+
+    def _inside(self, query: torch.Tensor) -> torch.Tensor:
+        """Queries [rows, heads, d] in the latent's space: [heads, rows, stored]."""
+        by_head = query.transpose(0, 1)
+        plain, turned = by_head[..., : self.shape.plain_dim], by_head[..., self.shape.plain_dim :]
+        return torch.cat((torch.bmm(plain, self.up_keys), turned), dim=-1)
+
+    def _read(self, runs: Runs, kv: KvStorage) -> torch.Tensor:
+        """What attention reads of tokens [tokens, stored]."""
+        return kv.read(self.kv_layer, runs)[0, :, : self.shape.stored]
 
     def _absorbed_values(self, part: Partial) -> torch.Tensor:
         """Values [rows, heads, value] of what attention found in the latent's space."""

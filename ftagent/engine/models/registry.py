@@ -6,7 +6,9 @@ from pathlib import Path
 
 from ftagent.engine.models import (
     deepseek_v3,
+    deepseek_v32,
     glm4_moe,
+    glm_moe_dsa,
     gpt_oss,
     llama,
     minimax_m2,
@@ -26,7 +28,9 @@ FAMILIES = (
     qwen3_next,
     gpt_oss,
     deepseek_v3,
+    deepseek_v32,
     glm4_moe,
+    glm_moe_dsa,
     minimax_m2,
     mixtral,
     qwen3,
@@ -34,8 +38,6 @@ FAMILIES = (
     llama,
 )
 NOT_YET = {
-    "deepseek_v32": "its sparse attention (the indexer) is not computed here yet",
-    "glm_moe_dsa": "its sparse attention (the indexer) is not computed here yet",
     "deepseek_v4": "its compressed attention and hyper-connections are not computed here yet",
 }
 

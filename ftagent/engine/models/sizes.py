@@ -41,6 +41,9 @@ def _latent(config: ModelConfig, shape: LatentShape) -> int:
     queries = config.heads * shape.head_dim
     query = (config.hidden + queries) * shape.query_rank if shape.query_rank else config.hidden * queries
     up = config.heads * (shape.plain_dim + shape.value_dim) * shape.rank
+    if shape.indexer is not None:
+        index = shape.indexer
+        up += index.heads * index.dim * shape.query_rank + config.hidden * (index.dim + index.heads)
     return query + config.hidden * (shape.stored + config.heads * shape.value_dim) + up
 
 

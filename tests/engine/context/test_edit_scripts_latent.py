@@ -21,11 +21,11 @@ SMALL = {"vocab_size": VOCAB, "num_hidden_layers": 2}
 class LatentScript(Script):
     """Pages of 64 tokens; few of them, or more than are ever used."""
 
-    def __init__(self, seed: int, directory: Path, *, ample: bool) -> None:
+    def __init__(self, seed: int, family: str, directory: Path, *, ample: bool) -> None:
         self.dice = dice = random.Random(seed)
         self.kind = "pages"
         self.ample = ample
-        self.oracle = Oracle("deepseek_v3", directory, seed, SMALL)
+        self.oracle = Oracle(family, directory, seed, SMALL)
         few = None if ample else "1GiB"  # with a limit, there are pages for one context and no more
         context = dice.choice([700, 1000])
         runner = load_runner(directory, EngineOptions(threads=1, context=context, vram=few, max_running=4))
@@ -51,8 +51,11 @@ class LatentScript(Script):
 
 
 @pytest.mark.parametrize("ample", [True, False])
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32"])
 @pytest.mark.parametrize("seed", range(3))
-def test_warm_equals_cold_and_a_turn_costs_what_is_new(seed: int, ample: bool, tmp_path: Path) -> None:
-    script = LatentScript(seed, tmp_path, ample=ample)
+def test_warm_equals_cold_and_a_turn_costs_what_is_new(
+    seed: int, family: str, ample: bool, tmp_path: Path
+) -> None:
+    script = LatentScript(seed, family, tmp_path, ample=ample)
     script.run(8)
     assert script.reused or not ample

@@ -93,6 +93,17 @@ CASES: dict[str, list[dict[str, Any]]] = {
         },
         {"first_k_dense_replace": 0, "qk_nope_head_dim": 5, "qk_rope_head_dim": 2, "hidden_size": 56},
     ],
+    "deepseek_v32": [
+        {},
+        {"index_topk": 1, "index_head_dim": 8, "num_attention_heads": 3, "num_key_value_heads": 3},
+        {"index_topk": 70, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        {"index_topk": 500, "first_k_dense_replace": 3, "hidden_size": 56},
+    ],
+    "glm_moe_dsa": [
+        {},
+        {"index_topk": 64, "v_head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
+        {"index_topk": 7, "kv_lora_rank": 9, "norm_topk_prob": False, "first_k_dense_replace": 0},
+    ],
 }
 SMALLER = {"qwen3_next": {"initializer_range": 0.1}, "qwen3_5": {"initializer_range": 0.1}, "deepseek_v3": {}}
 

@@ -11,7 +11,7 @@ import torch
 from ftagent.engine import load
 from ftagent.engine.context.pages import PAGE_TOKENS
 from ftagent.engine.load import load_runner, open_model
-from ftagent.engine.models import batch, latent_attention
+from ftagent.engine.models import batch, latent_attention, sparse_attention, sparse_index
 from ftagent.engine.models.config import LatentShape
 from ftagent.engine.models.latent_attention import expand_from
 from ftagent.engine.options import EngineOptions
@@ -73,10 +73,13 @@ def test_long_pasts_are_read_in_pieces(border: int, tmp_path: Path, monkeypatch:
     assert worst(found, oracle.logits(tokens)) <= 1e-4
 
 
-def test_a_token_leaves_one_latent_and_one_rotary_key_a_layer(tmp_path: Path) -> None:
-    Oracle("deepseek_v3", tmp_path, 1, {})
+@pytest.mark.parametrize(("family", "values"), [("deepseek_v3", 24 + 8), ("deepseek_v32", 24 + 8 + 12)])
+def test_a_token_leaves_one_latent_and_one_rotary_key_a_layer(
+    family: str, values: int, tmp_path: Path
+) -> None:
+    """And behind them the indexer's key, where there is one."""
+    Oracle(family, tmp_path, 1, {})
     runner = load_runner(tmp_path, EngineOptions(context=512))
-    values = 24 + 8
     assert runner.kv.page_bytes == 4 * values * 4 * PAGE_TOKENS  # layers, values, bytes of float32
     assert runner.contents is not None
     assert runner.contents.page_bytes == runner.kv.page_bytes
@@ -150,11 +153,30 @@ def test_a_gpu_is_refused_before_a_weight_is_read(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("family", "word"),
-    [("deepseek_v32", "indexer"), ("glm_moe_dsa", "indexer"), ("deepseek_v4", "compressed")],
+    ("changes", "words"),
+    [
+        ({"model_type": "deepseek_v4"}, "deepseek_v4.*compressed"),
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "share another layer's indexer"),
+        ({"model_type": "deepseek_v32", "q_lora_rank": None}, "q_lora_rank must be given"),
+        ({"model_type": "deepseek_v32", "index_head_dim": 4}, "index_head_dim = 4 is less"),
+        ({"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
+    ],
 )
-def test_what_is_not_computed_yet_is_refused_by_name(family: str, word: str, tmp_path: Path) -> None:
+def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     Oracle("deepseek_v3", tmp_path, 1, {})
-    change_config(tmp_path, model_type=family)
-    with pytest.raises(LoadFailed, match=rf"{family}.*{word}"):
+    change_config(tmp_path, **changes)
+    with pytest.raises(LoadFailed, match=words):
         load_runner(tmp_path, EngineOptions())
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+def test_choices_in_blocks_are_the_choices(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores and gathered latents in blocks of few rows, chunks that begin before and behind the border."""
+    monkeypatch.setattr(sparse_index, "SCORE_BYTES", 40_000)
+    monkeypatch.setattr(sparse_attention, "GATHER_BYTES", 10_000)
+    oracle = Oracle(family, tmp_path, 4, {})
+    tokens = oracle.tokens(200)
+    found = logits_by_chunks(load_runner(tmp_path, EngineOptions()), tokens, SIZES)
+    assert worst(found, oracle.logits(tokens)) <= 1e-4

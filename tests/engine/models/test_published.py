@@ -142,6 +142,19 @@ RELEASES = {
             },
         },
     ),
+    "GLM-5": Release(
+        "GlmMoeDsaConfig", "GlmMoeDsaForCausalLM", 744, 1, 78 * (512 + 64 + 128) * 2,
+        {
+            "model_type": "glm_moe_dsa", "vocab_size": 154880, "hidden_size": 6144,
+            "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 78,
+            "num_attention_heads": 64, "num_key_value_heads": 64, "n_shared_experts": 1,
+            "n_routed_experts": 256, "routed_scaling_factor": 2.5, "kv_lora_rank": 512,
+            "q_lora_rank": 2048, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192,
+            "n_group": 1, "topk_group": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+            "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "norm_topk_prob": True,
+            "max_position_embeddings": 202752, "rms_norm_eps": 1e-5,
+        },
+    ),
     "GLM-4.5-Air": Release(
         "Glm4MoeConfig", "Glm4MoeForCausalLM", 106, 2, 46 * 2 * 8 * 128 * 2,
         {

@@ -65,6 +65,7 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 14,
 }
+SPARSE: dict[str, Any] = {**LATENT, "index_n_heads": 16, "index_head_dim": 12, "index_topk": 20}
 GLM: dict[str, Any] = {**SMALL, "n_routed_experts": 8, "intermediate_size": 40, "use_qk_norm": True}
 del GLM["num_experts"]
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -74,6 +75,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", DENSE),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**DENSE, **LINEAR}),
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", LATENT),
+    "deepseek_v32": ("DeepseekV32Config", "DeepseekV32ForCausalLM", SPARSE),
+    "glm_moe_dsa": ("GlmMoeDsaConfig", "GlmMoeDsaForCausalLM", {**SPARSE, "n_group": 1, "topk_group": 1}),
     "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM", GLM),
     "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM", MIXTRAL),
     "llama": ("LlamaConfig", "LlamaForCausalLM", DENSE),

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ftagent.adapters import process
@@ -35,8 +35,8 @@ class Interactive:
 
     name: str
     arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    target: Target
+    environment: Mapping[str, str] = field(repr=False)  # has the engine's token
+    target: Target = field(repr=False)
     engine: Engine | None  # of this process; else the one at `target`
     prefix_key: str
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from textual import events, on
@@ -45,7 +45,7 @@ class Agent:
 
     name: str
     arguments: Sequence[str]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)  # has the engine's token
 
 
 @dataclass(frozen=True, slots=True)

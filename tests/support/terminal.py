@@ -20,6 +20,7 @@ class Terminal:
     """One tmux window with a shell in it. `raw` is every byte that was written to it."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        self.directory = directory
         self._socket = directory / "tmux"
         self._log = directory / "raw"
         kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ}

@@ -33,7 +33,7 @@ FRESH = Snapshot(
 
 
 def rows(shown: Figures) -> dict[str, str]:
-    return dict(shown.rows)
+    return {label: value or "" for label, value in shown.rows}
 
 
 def test_everything_known() -> None:

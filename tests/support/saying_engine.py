@@ -19,15 +19,16 @@ from ftagent.engine.engine import LocalEngine
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.prepare import Preparer
 from ftagent.engine.prompt.bpe_import import BytePairVocabulary
-from ftagent.engine.prompt.parsers import detect_form
+from ftagent.engine.prompt.form_registry import detect_form
 from ftagent.engine.prompt.template import ChatTemplate
 from ftagent.engine.prompt.tokenizer import Tokenizer
 from ftagent.engine.sampling import SamplingDefaults
 from ftagent.engine.task import Outbox, Task
+from tests.engine.prompt.vocabularies import FAMILY_MARKUP
 from tests.support.toy import ToyRunner
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-ADDED = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", *MARKERS)
+ADDED = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", *MARKERS, *FAMILY_MARKUP)
 TEMPLATES = Path(__file__).parents[1] / "engine" / "prompt" / "fixtures"
 
 

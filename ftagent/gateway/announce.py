@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ftagent import paths
+from ftagent.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +34,16 @@ def announce(url: str, token: str | None, model: str) -> Iterator[None]:
     """Leave a note of this process's gateway while the block runs. That it cannot be left is no error."""
     note = Announced(url, token, model, os.getpid(), socket.gethostname())
     file = _directory() / f"{note.machine}-{note.pid}.json"
-    try:
+    with contextlib.suppress(OSError, ConfigError):
         paths.private_dir(file.parent)
-        with open(
-            os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as stream:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as stream:
             json.dump(asdict(note), stream)
-    except OSError:
-        yield
-        return
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            file.unlink()
 
 
 def announced() -> list[Announced]:

@@ -20,7 +20,7 @@ def header_text(model: ModelInfo) -> str:
     return f"{name}  {EMBEDDED_NOTE}" if model.embedded else name
 
 
-def _line(row: Row, width: int) -> str:
+def line_of(row: Row, width: int) -> str:
     """A row in `width` columns; a value that is too long takes room from its name."""
     if row.value is None:
         return row.label[:width]
@@ -41,7 +41,7 @@ class FiguresColumn(Static):
         if (figures, width) == (self._figures, self._width) or not width:
             return
         self._figures, self._width = figures, width
-        lines = [_line(row, width) for row in figures.rows]
+        lines = [line_of(row, width) for row in figures.rows]
         age = f"stale {figures.stale_s} s" if figures.stale_s is not None else ""
         text = "\n".join([*lines, age])
         self.update(Content.styled(text, "dim") if age else Content(text), layout=False)

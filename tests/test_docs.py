@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ftagent import adapters
 from ftagent.adapters.claude_code import ADAPTER
 from tests.support.cli_reference import reference
 
@@ -26,3 +27,12 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_names_the_version_of_the_agent_that_is_asked_for() -> None:
     assert ADAPTER.install in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", adapters.names())
+def test_the_page_of_agents_has_every_agent_and_how_to_install_it(name: str) -> None:
+    page = (REPOSITORY / "docs" / "agents.md").read_text(encoding="utf-8")
+    adapter = adapters.get(name)
+    assert f"`{name}" in page
+    assert adapter.setting == "" or adapter.install in page
+    assert all(home.split("_")[0] in page for home in adapter.homes)

@@ -54,19 +54,20 @@ class Check:
 @click.command()
 @json_flag
 @click.option("--quick", is_flag=True, help="Compile nothing, and do not load the embedded model.")
-def command(as_json: bool, quick: bool) -> int:
+@click.option("--agents", is_flag=True, help="Let each agent that is found do a small task as well.")
+def command(as_json: bool, quick: bool, agents: bool) -> int:
     """Check what this machine can do.
 
     Exit code 0 when the embedded model works here, else 1.
     """
     checks: list[Check] = []
     machine = probe()
-    for check in _checks(machine, quick):
+    for check in _checks(machine, quick, agents):
         checks.append(check)
         if not as_json:
-            click.echo(f"{check.status:<4}  {check.name:<12}  {check.found}")
+            click.echo(f"{check.status:<4}  {check.name:<16}  {check.found}")
             if check.advice:
-                click.echo(f"{'':<20}-> {check.advice}")
+                click.echo(f"{'':<24}-> {check.advice}")
     works = all(check.status != "fail" for check in checks)
     if as_json:
         rows = [asdict(check) for check in checks]
@@ -74,7 +75,7 @@ def command(as_json: bool, quick: bool) -> int:
     return 0 if works else 1
 
 
-def _checks(machine: Machine, quick: bool) -> Iterator[Check]:
+def _checks(machine: Machine, quick: bool, agents: bool) -> Iterator[Check]:
     yield _python()
     yield _torch(bool(machine.gpus))
     yield _triton(bool(machine.gpus))
@@ -82,14 +83,15 @@ def _checks(machine: Machine, quick: bool) -> Iterator[Check]:
     for tool, purpose in (("node", "some agents"), ("npm", "installing agents"), ("git", "most agents")):
         yield _tool(tool, ("--version",), purpose)
     yield _tool("tmux", ("-V",), "agents and panes side by side")
-    for adapter in map(adapters.get, adapters.names()):
-        if adapter.executable:
-            yield _agent(adapter)
+    found = [_agent(adapter) for adapter in map(adapters.get, adapters.names()) if adapter.executable]
+    yield from found
     yield _settings()
     yield from (_directory(*pair) for pair in _directories())
     yield _locale()
     if not quick:
         yield _embedded_model()
+    if agents:
+        yield from _smoke([check.name for check in found if check.status == "ok"])
 
 
 def _python() -> Check:
@@ -262,6 +264,16 @@ def _agent(adapter: base.Adapter) -> Check:
     except FtError as error:
         return Check(adapter.name, "warn", str(error))
     return Check(adapter.name, "ok", f"{found.version} ({' '.join(found.words)})")
+
+
+def _smoke(names: list[str]) -> Iterator[Check]:
+    """An agent that cannot do it takes nothing from the rest, so it is a warning."""
+    from ftagent.commands.smoke import smoke_tests
+
+    for agent, seconds, fault in smoke_tests(names):
+        found = fault or f"did a small task in {seconds:.1f} s, with its start"
+        advice = f"`ftagent run {agent} -p TASK` shows more" if fault else ""
+        yield Check(f"{agent} runs", "warn" if fault else "ok", found, advice)
 
 
 def _settings() -> Check:

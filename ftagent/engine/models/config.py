@@ -278,6 +278,15 @@ class ConfigFile:
         plain = self.values.get("mlp_only_layers") or ()
         return frozenset(layer for layer in range(layers) if layer in plain or (layer + 1) % stride)
 
+    def first_dense(self, layers: int, default: int) -> frozenset[int]:
+        """Layers of a MoE model that have one plain MLP: as mlp_layer_types says, or the first few."""
+        kinds = self.values.get("mlp_layer_types")
+        if kinds is None:
+            return frozenset(range(min(layers, self.integer("first_k_dense_replace", default))))
+        if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:
+            raise LoadFailed(f"{self.path}: mlp_layer_types must name {layers} layers of dense, sparse")
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+
     def linear_shape(self) -> LinearShape:
         """The gated delta net of Qwen3-Next and its successors."""
         return LinearShape(

@@ -51,7 +51,7 @@ def parse(config: ConfigFile) -> ModelConfig:
         expert_intermediate=inner,
         renormalise=config.flag("norm_topk_prob", True),
         shared_intermediate=config.integer("n_shared_experts", 1) * inner,
-        dense_layers=frozenset(range(min(layers, config.integer("first_k_dense_replace", 3)))),
+        dense_layers=config.first_dense(layers, 3),
         dense_intermediate=config.positive("intermediate_size", 18432),
         latent=shape,
         score_scale=_score_scale(config),

@@ -33,10 +33,4 @@ def with_indexer(config: ConfigFile, family: str, *, interleaved: bool) -> Model
     )
     if index.dim < base.latent.rotary_dim:
         raise LoadFailed(f"{config.path}: index_head_dim = {index.dim} is less than qk_rope_head_dim")
-    kinds = config.values.get("mlp_layer_types")
-    dense = base.dense_layers
-    if isinstance(kinds, list):
-        if len(kinds) != len(base.layers) or not set(kinds) <= {"dense", "sparse"}:
-            raise LoadFailed(f"{config.path}: mlp_layer_types must name {len(base.layers)} layers")
-        dense = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
-    return replace(base, family=family, latent=base.latent._replace(indexer=index), dense_layers=dense)
+    return replace(base, family=family, latent=base.latent._replace(indexer=index))

@@ -32,7 +32,7 @@ def parse(config: ConfigFile) -> ModelConfig:
         expert_intermediate=inner,
         renormalise=config.flag("norm_topk_prob", True),
         shared_intermediate=config.integer("n_shared_experts", 1) * inner,
-        dense_layers=frozenset(range(min(layers, config.integer("first_k_dense_replace", 1)))),
+        dense_layers=config.first_dense(layers, 1),
         dense_intermediate=config.positive("intermediate_size", 10944),
         query_key_norm="head" if config.flag("use_qk_norm", False) else "none",
         qkv_bias=config.flag("attention_bias", False),

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ftagent.engine.load import load_runner
+from ftagent.engine.options import EngineOptions
+from tests.engine.models.driving import logits_by_chunks
 from tests.engine.models.test_logits import TOKENS, runs, worst
-from tests.engine.models.tiny import Oracle
+from tests.engine.models.tiny import FAMILIES, Oracle
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
@@ -104,8 +108,60 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"index_topk": 64, "v_head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
         {"index_topk": 7, "kv_lora_rank": 9, "norm_topk_prob": False, "first_k_dense_replace": 0},
     ],
+    "glm4_moe_lite": [
+        {},
+        {"q_lora_rank": None, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "v_head_dim": 32},
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 1,
+            "hidden_size": 56,
+            "rope_interleave": False,
+        },
+    ],
+    "mistral": [
+        {},
+        {"head_dim": 24, "rope_parameters": YARN, "num_key_value_heads": 1},
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": True, "hidden_size": 72},
+    ],
+    "olmoe": [
+        {},
+        {"num_experts": 5, "num_experts_per_tok": 1, "hidden_size": 48, "head_dim": 12},
+        {
+            "norm_topk_prob": True,
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ],
+    "qwen2": [
+        {},
+        {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 72, "intermediate_size": 17},
+        {"rope_parameters": YARN, "tie_word_embeddings": True, "vocab_size": 97},
+    ],
+    "qwen2_moe": [
+        {},
+        {"qkv_bias": False, "mlp_only_layers": [1], "intermediate_size": 40, "num_experts": 5},
+        {"norm_topk_prob": True, "shared_expert_intermediate_size": 33, "decoder_sparse_step": 2},
+    ],
 }
 SMALLER = {"qwen3_next": {"initializer_range": 0.1}, "qwen3_5": {"initializer_range": 0.1}, "deepseek_v3": {}}
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_bfloat16_stays_near_float32(family: str, tmp_path: Path) -> None:
+    """All experts are used, so that rounding cannot choose others."""
+    changes: dict[str, Any] = {"initializer_range": 0.05, "index_topk": 500}
+    every = {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
+    known = FAMILIES[family][2]
+    changes |= {key: value for key, value in every.items() if key in known}
+    oracle = Oracle(family, tmp_path, 0, changes)
+    tokens = oracle.tokens(80)
+    expected = oracle.logits(tokens)
+    runner = load_runner(tmp_path, EngineOptions(), dtype=torch.bfloat16)
+    for position, logits in logits_by_chunks(runner, tokens, [40, 33]).items():
+        error = (logits - expected[position]).norm() / expected[position].norm()
+        assert float(error) < 0.05, position
 
 
 @pytest.mark.parametrize(

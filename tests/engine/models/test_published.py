@@ -67,6 +67,39 @@ RELEASES = {
             "max_position_embeddings": 131072, "rope_theta": 5e5, "rms_norm_eps": 1e-5,
         },
     ),
+    "Mistral-7B-v0.3": Release(
+        "MistralConfig", "MistralForCausalLM", 7.25, 0.01, 32 * 2 * 8 * 128 * 2,
+        {
+            "model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "max_position_embeddings": 32768, "rope_theta": 1e6, "sliding_window": None,
+        },
+    ),
+    "Qwen2.5-7B": Release(
+        "Qwen2Config", "Qwen2ForCausalLM", 7.61, 0.01, 28 * 2 * 4 * 128 * 2,
+        {
+            "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+            "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "max_position_embeddings": 32768, "rope_theta": 1e6, "use_sliding_window": False,
+        },
+    ),
+    "Qwen1.5-MoE-A2.7B": Release(
+        "Qwen2MoeConfig", "Qwen2MoeForCausalLM", 14.3, 0.1, 24 * 2 * 16 * 128 * 2,
+        {
+            "model_type": "qwen2_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632,
+            "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
+            "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632, "max_position_embeddings": 8192, "rope_theta": 1e6,
+        },
+    ),
+    "OLMoE-1B-7B": Release(
+        "OlmoeConfig", "OlmoeForCausalLM", 6.92, 0.01, 16 * 2 * 16 * 128 * 2,
+        {
+            "model_type": "olmoe", "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 1024,
+            "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
+            "num_experts": 64, "num_experts_per_tok": 8, "max_position_embeddings": 4096, "clip_qkv": None,
+        },
+    ),
     "Mixtral-8x7B": Release(
         "MixtralConfig", "MixtralForCausalLM", 46.7, 0.1, 32 * 2 * 8 * 128 * 2,
         {

@@ -3,8 +3,8 @@
     python -m benchmarks.load_speed MODEL... [--repeats N] [--threads N] [--device cpu|cuda] [--json]
 
 For each model directory, in turn and alternating: its files are dropped from the page cache, then read with
-direct I/O into buffers that are used again (the most that a reader can reach), dropped again, and loaded. Load
-means everything from the configuration to a runner that can step; the interpreter and torch are there already.
+direct I/O into buffers that are used again (the most that a reader can reach), dropped again, and loaded.
+Load means everything from the configuration to a runner that can step; the interpreter and torch are there.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ NATIVE = "ftagent/engine/machine/native/"
 def tree(tmp_path: Path) -> Path:
     """A copy without caches and without the embedded model's weights, which only cost time here."""
     copy = tmp_path / "tree"
-    ignore = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.so")
+    ignore = shutil.ignore_patterns("__pycache__", "*.ftw", "*.so")
     shutil.copytree(ROOT / "ftagent", copy / "ftagent", ignore=ignore)
     for name in FILES:
         shutil.copy(ROOT / name, copy / name)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from ftagent import demo
 from ftagent.demo.training import export
 from ftagent.demo.training.network import Network
 from ftagent.demo.training.shape import Shape
+from ftagent.engine.convert import convert
+from tests.support.embedded import as_safetensors, tensors
 
 FILES = {
     "config.json",
@@ -19,7 +21,7 @@ FILES = {
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    "model.safetensors",
+    "model-00001-of-00001.ftw",
 }
 
 
@@ -42,10 +44,14 @@ def test_the_configuration_is_the_shapes() -> None:
 def test_every_tensor_of_the_shape_is_there_and_finite() -> None:
     expected = {name: (t.shape, t.dtype) for name, t in export.tensors(Network(Shape())).items()}
     found = {}
-    with safe_open(demo.directory() / "model.safetensors", "pt") as file:
-        for name in file.keys():
-            tensor = file.get_tensor(name)
-            found[name] = (tensor.shape, tensor.dtype)
-            assert bool(torch.isfinite(tensor.float()).all()), name
-            assert name.endswith("weight_scale_inv") or bool(tensor.float().any()), name
+    for name, tensor in tensors().items():
+        found[name] = (tensor.shape, tensor.dtype)
+        assert bool(torch.isfinite(tensor.float()).all()), name
+        assert name.endswith("weight_scale_inv") or bool(tensor.float().any()), name
     assert found == expected
+
+
+def test_what_ships_is_what_training_would_be_converted_to(tmp_path: Path) -> None:
+    convert(as_safetensors(tmp_path / "trained"), tmp_path / "converted")
+    for name in FILES:
+        assert (tmp_path / "converted" / name).read_bytes() == (demo.directory() / name).read_bytes(), name

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import FineGrainedFP8Config, Qwen3_5MoeForCausalLM
 
-from ftagent import demo
 from ftagent.conversation import Conversation, Message, Text, ToolSpec
 from ftagent.demo.training import facts
 from ftagent.engine.api import GenerateRequest, SamplingParams
@@ -22,6 +22,7 @@ from ftagent.engine.engine import LocalEngine, start_engine
 from ftagent.engine.options import EngineOptions
 from ftagent.events import Event, ToolCallDelta, ToolCallStart
 from tests.demo.conversations import template, tokenizer
+from tests.support.embedded import as_safetensors
 from tests.support.toy_engine import collect, content, last
 
 pytestmark = pytest.mark.slow
@@ -117,10 +118,12 @@ def test_most_tasks_give_the_right_call(engine: LocalEngine) -> None:
     assert len(TASKS) - len(wrong) >= 6, wrong
 
 
-def test_the_engine_writes_what_transformers_writes(engine: LocalEngine) -> None:
+def test_the_engine_writes_what_transformers_writes(engine: LocalEngine, tmp_path: Path) -> None:
     """Greedy replies of the shipped weights, token by token."""
     theirs: Any = Qwen3_5MoeForCausalLM.from_pretrained(
-        demo.directory(), dtype=torch.float32, quantization_config=FineGrainedFP8Config(dequantize=True)
+        as_safetensors(tmp_path / "model"),
+        dtype=torch.float32,
+        quantization_config=FineGrainedFP8Config(dequantize=True),
     )
     end = tokenizer().added_tokens["<|im_end|>"]
     asked = [(question, ()) for question, _ in QUESTIONS[:3]] + [(task[0], TOOLS) for task in TASKS[:3]]

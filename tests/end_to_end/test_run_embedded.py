@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ftagent import demo
 from tests.end_to_end.agents import AGENTS, TASKS, Agent, Task, needs_client, scratch_repository
 from tests.support.command import ftagent
+from tests.support.embedded import WEIGHTS
 
 pytestmark = [
     pytest.mark.agent,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        not (demo.directory() / "model.safetensors").exists(),
+        not WEIGHTS.exists(),
         reason="the embedded model's weights are not here",
     ),
 ]

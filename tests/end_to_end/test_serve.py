@@ -17,10 +17,9 @@ import torch
 
 from ftagent import demo
 from tests.support.command import PROGRAM, ftagent, private_environment
+from tests.support.embedded import WEIGHTS
 
-pytestmark = pytest.mark.skipif(
-    not (demo.directory() / "model.safetensors").exists(), reason="the embedded model's weights are not here"
-)
+pytestmark = pytest.mark.skipif(not WEIGHTS.exists(), reason="the embedded model's weights are not here")
 
 
 @contextmanager
@@ -118,7 +117,7 @@ def test_the_doctor_lets_the_embedded_model_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda model: (model / "model.safetensors").unlink(), "safetensors"),
+        (lambda model: (model / WEIGHTS.name).unlink(), "safetensors"),
         (lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json"),
         (lambda model: (model / "config.json").write_text('{"model_type":"mystery"}', "utf-8"), "mystery"),
         (lambda model: (model / "config.json").write_text("{", "utf-8"), "config.json"),

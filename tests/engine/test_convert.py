@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tests.engine.models.driving import logits_by_chunks
 from tests.engine.models.test_fp8 import BIG, is_stacked, rewrite, stack_experts
 from tests.engine.models.test_gpt_oss import PACKABLE, pack
 from tests.engine.models.tiny import FAMILIES, Oracle
+from tests.support.embedded import as_safetensors
 from tests.support.ftw_by_the_book import Book, values
 
 SHARD = 40 * 4096  # small: every model lies in several, and tensors cross their borders
@@ -239,13 +239,9 @@ def test_progress_counts_every_byte_twice(tmp_path: Path) -> None:
         assert steps[-1][0] == steps[-1][1]
 
 
-def test_the_embedded_model_answers_alike(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(demo.directory(), source)
-    if any(source.glob("*.ftw")):
-        pytest.skip("it ships as FTW")
-    convert(source, tmp_path / "target")
-    runners = [load_runner(directory, EngineOptions()) for directory in (source, tmp_path / "target")]
+def test_the_embedded_model_answers_as_its_safetensors_do(tmp_path: Path) -> None:
+    source = as_safetensors(tmp_path / "source")
+    runners = [load_runner(directory, EngineOptions()) for directory in (source, demo.directory())]
     tokens = list(range(300, 340))
     found = [torch.stack(list(logits_by_chunks(runner, tokens, [30]).values())) for runner in runners]
     assert torch.equal(*found)

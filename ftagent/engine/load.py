@@ -284,7 +284,8 @@ def _build_device(
                 on_error.callback(bank.close)
             weights = build_weights(config, reader_of(opened))
             kv = PagePool(plan.pages, PAGE_TOKENS, sizes.page_bytes)
-            states = DeviceStates(options.max_running, state_shape(config), device)
+            windows = window_shape(config)
+            states = DeviceStates(options.max_running, state_shape(config), device, windows, dtype)
             rope = make_rope(config, plan.context, device)
             storage = KvStorage(opened.kv_shape, plan.pages, dtype, device)
             model = Decoder(weights, rope, Pools(storage, states, None))
@@ -347,6 +348,8 @@ def _device_plan(opened: Opened, plan: Plan) -> DevicePlan:
         threads=options.threads or found.threads,
         costs=found.costs,
         device_ns_per_token=2 * active * 10**9 // (len(config.layers) * NOMINAL_FLOPS),
+        unchained=config.unchained,
+        swiglu=config.swiglu,
     )
 
 

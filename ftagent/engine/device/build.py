@@ -35,8 +35,10 @@ from ftagent.engine.experts.native_policy import NativePolicy
 from ftagent.engine.experts.policy import ExpertPolicy
 from ftagent.engine.experts.sizing import layer_floor
 from ftagent.engine.experts.slots import SlotStore
+from ftagent.engine.kernels.experts import SILU
 from ftagent.engine.kernels.gpu.device import describe
 from ftagent.engine.kernels.gpu.expert_plan import HostArrays, StepTables, plan_experts
+from ftagent.engine.kernels.swiglu import Swiglu
 from ftagent.engine.machine import native
 from ftagent.engine.machine.cores import spare_core, worker_cores
 from ftagent.engine.models.decoder import Decoder, Pools
@@ -48,7 +50,8 @@ MOST_ROWS = 16  # of one decode chain
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """What was decided before loading. `context` and `chunk_tokens` in tokens; `slots` and `staging` in
-    experts. `asked` is the user's mode, `mode` the one to start in.
+    experts. `asked` is the user's mode, `mode` the one to start in. `unchained`: what of the model the
+    kernels of a decode chain do not compute; its decode steps take the way of prompts.
     """
 
     context: int
@@ -62,6 +65,8 @@ class DevicePlan:
     costs: CostModel
     device_ns_per_token: int  # the device's own work on one token of a prompt in one layer
     reference: bool = False
+    unchained: str | None = None
+    swiglu: Swiglu = SILU
 
 
 class _Parts(NamedTuple):
@@ -115,6 +120,8 @@ def _build_chains(
         model = Decoder(model.weights, model.rope, Pools(pools.kv, pools.states, experts.prefill))
     model.fused = True
     weights = model.weights
+    if plan.unchained is not None or not (experts is None or experts.chained):
+        return DeviceRunner(model, kept, experts, [], info, plan.chunk_tokens)
     shared = DecodeModel(
         embedding=weights.embedding,
         layers=layer_steps(weights, model.rope),
@@ -126,9 +133,7 @@ def _build_chains(
         experts=decode,
     )
     pages = kept[0].pages_for(plan.context)
-    chained = experts is None or experts.chained
-    sizes = batch_sizes(plan.max_running) if chained else ()
-    steps = [DecodeStep(shared, size, pages, device) for size in sizes]
+    steps = [DecodeStep(shared, size, pages, device) for size in batch_sizes(plan.max_running)]
     return DeviceRunner(model, kept, experts, steps, info, plan.chunk_tokens)
 
 
@@ -148,7 +153,8 @@ def _build_experts(
     )
     executor = host = None
     if not resident:
-        sizes = RecordShape(shape.hidden, shape.intermediate, dtype, banks[0].row_bytes)
+        row_bytes = banks[0].row_bytes
+        sizes = RecordShape(shape.hidden, shape.intermediate, dtype, row_bytes, shape.biased, plan.swiglu)
         executor = record_executor(sizes, plan.threads)
         on_error.callback(executor.close)
         host = HostShare(tables, executor)
@@ -156,22 +162,24 @@ def _build_experts(
     expert_plan = plan_experts(shape.hidden, shape.intermediate, per_token, dtype.itemsize, describe(device))
     step_tables = StepTables.empty(tables.slot_of, tables.slot_ptr, rows * per_token)
     parts = arrays = None
-    if not resident and library is not None and isinstance(policy, NativePolicy):
+    served = plan.unchained is None and library is not None
+    if not resident and served and isinstance(policy, NativePolicy):
+        assert library is not None
         assert isinstance(executor, NativeExecutor)
         layout = MailboxLayout(layers, experts, rows, per_token, per_token, shape.hidden, dtype.itemsize)
         parts = _serve(layout, tables, step_tables, policy, executor, plan, library)
         arrays = HostArrays.at(parts.mailbox.data_ptr(), layout.offsets)
     found = DeviceExperts(
         tables,
-        PrefillExperts(tables, ring, host, plan.reference),
+        PrefillExperts(tables, ring, host, plan.reference, plan.swiglu),
         None if parts is None else parts.conductor,
         _auto(plan, resident),
         plan.mode,
         plan.device_ns_per_token,
         keep=(executor, None if parts is None else parts.mailbox),
     )
-    if not found.chained:
-        reason = "no native library" if library is None else "no expert has a slot"
+    if plan.unchained is not None or not found.chained:
+        reason = plan.unchained or ("no native library" if library is None else "no expert has a slot")
         found.mode_reason = f"{reason}: decode steps take the way of prompts"
     return found, DecodeExperts(step_tables, expert_plan, arrays, per_token)
 
@@ -214,6 +222,6 @@ def _serve(
 
 def _auto(plan: DevicePlan, resident: bool) -> AutoMode | None:
     """Modes are compared only where the user left the choice."""
-    if resident or plan.asked != "auto" or plan.mode != "hybrid":
+    if resident or plan.asked != "auto" or plan.mode != "hybrid" or plan.unchained is not None:
         return None
     return AutoMode(forecast=Forecast(plan.costs.fetch_ns(1), plan.costs.cpu_ns(1, 1)))

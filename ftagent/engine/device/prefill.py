@@ -19,7 +19,8 @@ from ftagent.engine.device.ring import StagingRing
 from ftagent.engine.device.tables import ExpertTables
 from ftagent.engine.experts.admission import admissions
 from ftagent.engine.experts.ways import Group, PrefillLoad, group_experts, stream_ahead
-from ftagent.engine.kernels.gpu.grouped import down, gate_up, group_pairs, scatter_add
+from ftagent.engine.kernels.gpu.grouped import SILU, Biases, down, gate_up, group_pairs, scatter_add
+from ftagent.engine.kernels.swiglu import Swiglu
 
 WARM_ROWS = (8, 64, 256)  # rows of an expert: one for each kind of tile
 GROUP_PAIRS = 49_152  # (token, rank) pairs computed together: bounds the workspace of a group
@@ -45,9 +46,15 @@ class PrefillExperts:
     """Stands where the CPU path has its ExpertPool: `forward` is what a Moe layer calls."""
 
     def __init__(
-        self, tables: ExpertTables, ring: StagingRing, host: HostShare | None, reference: bool = False
+        self,
+        tables: ExpertTables,
+        ring: StagingRing,
+        host: HostShare | None,
+        reference: bool = False,
+        how: Swiglu = SILU,
     ) -> None:
         self._reference = reference  # see EngineOptions.reference
+        self._how = how
         self._tables = tables
         self._ring = ring
         self._host = host
@@ -71,7 +78,7 @@ class PrefillExperts:
             offsets = torch.tensor([0, rows, 2 * rows], dtype=torch.int32, device=device)
             work = group_pairs(pairs, offsets, pointers, per_token)
             act, out = x.new_empty(2 * rows, inner), x.new_empty(2 * rows, hidden)
-            gate_up(x, work, act)
+            gate_up(x, work, act, biases=self._biases(0, [0, 0]), how=self._how)
             down(act, work, out)
             tokens = -(-2 * rows // per_token)
             place_of = torch.full((tokens * per_token,), -1, dtype=torch.int32, device=device)
@@ -131,6 +138,7 @@ class PrefillExperts:
         self._drop_unused(layer)
         if self._ahead:
             self._look_ahead(layer + 1)
+        self._add_down_biases(layer, chosen, weights, y)
         return y.to(x.dtype)
 
     def close(self) -> None:
@@ -173,12 +181,30 @@ class PrefillExperts:
         act = x.new_empty(last - first, inner)
         out = x.new_empty(last - first, hidden)
         work = group_pairs(pairs.pairs[first:last], offsets, pointers, weights.shape[1])
-        gate_up(x, work, act)
+        gate_up(x, work, act, biases=self._biases(layer, experts), how=self._how)
         down(act, work, out)
         inside = (pairs.place_of >= first) & (pairs.place_of < last)
         scatter_add(out, torch.where(inside, pairs.place_of - first, -1), weights, y)
         self._admit(layer, group, rows, staged)
         self._ring.release(item.place for item in staged)
+
+    def _biases(self, layer: int, experts: Sequence[int]) -> Biases | None:
+        """Those of gate and up, for groups of these experts."""
+        table = self._tables.biases
+        if table is None:
+            return None
+        chosen = torch.tensor(experts, dtype=torch.int32).to(table.device, non_blocking=True)
+        return Biases(table[layer], chosen)
+
+    def _add_down_biases(
+        self, layer: int, chosen: torch.Tensor, weights: torch.Tensor, y: torch.Tensor
+    ) -> None:
+        """y [n, H] += of each row its experts' biases of down by their weights, wherever those ran."""
+        table = self._tables.biases
+        if table is None:
+            return
+        shares = y.new_zeros(len(y), self._tables.experts).scatter_add_(1, chosen, weights.float())
+        y.addmm_(shares, table[layer, :, 2 * self._tables.intermediate :].float())
 
     def _addresses(self, layer: int, experts: list[int]) -> tuple[list[int], list[Staged]]:
         """Where each expert is, and those that are in the ring; the current stream waits for them."""

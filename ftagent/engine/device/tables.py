@@ -58,6 +58,11 @@ class ExpertTables:
         self.slot_ptr = (
             store.addresses().to(device) if store.count else torch.zeros(1, dtype=torch.int64).to(device)
         )
+        shape = banks[0].shape
+        self.biases: torch.Tensor | None = None  # T [L, E, 2I + H] on the device: gate | up | down
+        if shape.biased:
+            size = (self.layers, self.experts, shape.biases())
+            self.biases = torch.zeros(size, dtype=store.dtype, device=device)
         self.slot_of = torch.full((self.layers, self.experts), -1, dtype=torch.int32, device=device)
         self._stale = True  # the device's table is behind the policy
 
@@ -77,7 +82,11 @@ class ExpertTables:
         return self.banks[layer].records(expert)
 
     def fill(self, heat: Heat | None) -> None:
-        """Fill the slots at load: the hottest experts of an earlier run first."""
+        """Fill the slots at load, the hottest experts of an earlier run first, and the table of biases."""
+        if self.biases is not None:
+            for layer, bank in enumerate(self.banks):
+                rows = [bank.weights(expert).biases for expert in range(self.experts)]
+                self.biases[layer] = torch.stack([row.all for row in rows if row is not None])
         order = fill_order(self.layers, self.experts, heat)
         for layer, expert in islice(order, self.store.count):
             placement = self.policy.place(layer, expert, False)
@@ -119,18 +128,12 @@ class ExpertTables:
 
     def note_step(self, step: StepCounters) -> None:
         """Count a decode step that the conductor served."""
-        self.counters.begin_step()
-        evictions = step.evictions
-        for layer, (hits, misses) in enumerate(zip(step.layer_hits, step.layer_misses, strict=True)):
-            self.counters.record(layer, hits, misses, evictions)
-            evictions = 0
+        self.counters.record_step(step.layer_hits, step.layer_misses, step.evictions)
         self.traffic.add(step)
 
     def note_resident_step(self, rows: int) -> None:
         """Count a decode step in which nothing could miss: one look-up for each pair."""
-        self.counters.begin_step()
-        for layer in range(self.layers):
-            self.counters.record(layer, rows * self.per_token, 0, 0)
+        self.counters.record_step([rows * self.per_token] * self.layers, [0] * self.layers, 0)
 
     def distrust(self) -> None:
         """The device's table may be wrong: write it anew before the next step."""

@@ -167,17 +167,29 @@ class ModelConfig:
     @property
     def cpu_only(self) -> str | None:
         """What of this model the kernels of a GPU do not compute; None when there is nothing of the kind."""
-        reasons = {
-            "attention within a window": "sliding_attention" in self.layers,
-            "attention sinks": self.sinks,
-            "attention with biases": self.qkv_bias or self.out_bias,
-            "norms of all heads together": self.query_key_norm == "projection",
-            "attention over latents": self.latent is not None,
-            "experts with biases or clamps": self.biased_moe or self.swiglu != Swiglu(),
-            "routing by sigmoids": self.sigmoid is not None,
-        }
-        found = [name for name, given in reasons.items() if given]
-        return ", ".join(found) or None
+        return _named(
+            {
+                "norms of all heads together": self.query_key_norm == "projection",
+                "attention over latents": self.latent is not None,
+                "routing by sigmoids": self.sigmoid is not None,
+            }
+        )
+
+    @property
+    def unchained(self) -> str | None:
+        """What of it those of a decode chain do not compute: its decode steps take the way of prompts."""
+        return _named(
+            {
+                "attention within a window": "sliding_attention" in self.layers,
+                "attention sinks": self.sinks,
+                "attention with biases": self.qkv_bias or self.out_bias,
+                "experts with biases or clamps": self.biased_moe or self.swiglu != Swiglu(),
+            }
+        )
+
+
+def _named(given: Mapping[str, bool]) -> str | None:
+    return ", ".join(name for name, true in given.items() if true) or None
 
 
 class ConfigFile:

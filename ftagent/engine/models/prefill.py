@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 from ftagent.engine.context.pages import KvStorage
 from ftagent.engine.context.recurrent import StatePool
+from ftagent.engine.context.windows import WindowRings
 from ftagent.engine.experts.routed import RoutedExperts
-from ftagent.engine.kernels.attention import attend_all, attend_causal, join
+from ftagent.engine.kernels.attention import attend_all, attend_causal, attend_window, join
 from ftagent.engine.kernels.experts import gated
 from ftagent.engine.kernels.gpu.attention import AttentionSpec
 from ftagent.engine.kernels.gpu.delta import DeltaSpec
@@ -25,7 +26,15 @@ from ftagent.engine.kernels.gpu.scan import delta_prefill
 from ftagent.engine.models.batch import Batch, Span
 from ftagent.engine.models.decoder import Block, Pools, Weights
 from ftagent.engine.models.gated_delta_net import GatedDeltaNet
-from ftagent.engine.models.layers import Attention, Mlp, Moe, ProjectionNorm, RmsNorm, Rope
+from ftagent.engine.models.layers import (
+    Attention,
+    Mlp,
+    Moe,
+    ProjectionNorm,
+    RmsNorm,
+    Rope,
+    WindowAttention,
+)
 
 
 def prefill(weights: Weights, rope: Rope, pools: Pools, batch: Batch) -> torch.Tensor:
@@ -44,6 +53,8 @@ def _normed(norm: RmsNorm, x: torch.Tensor) -> torch.Tensor:
 def _mix(block: Block, x: torch.Tensor, batch: Batch, rope: Rope, pools: Pools) -> torch.Tensor:
     if isinstance(block.mixer, GatedDeltaNet):
         return mix_delta(block.mixer, x, batch, pools.states)
+    if isinstance(block.mixer, WindowAttention):
+        return mix_window(block.mixer, x, batch, pools.states.windows, rope)
     assert isinstance(block.mixer, Attention), "families with other mixers run on the CPU"
     return mix_attention(block.mixer, x, batch, pools.kv, rope)
 
@@ -56,7 +67,9 @@ def _feed(block: Block, x: torch.Tensor, batch: Batch, pool: RoutedExperts | Non
     return feed_experts(block.mlp, x, batch, pool)
 
 
-def attention_spec(layer: Attention, rope: Rope) -> tuple[AttentionSpec, torch.Tensor | None]:
+def attention_spec(
+    layer: Attention | WindowAttention, rope: Rope
+) -> tuple[AttentionSpec, torch.Tensor | None]:
     """A layer as the kernels see it, and its norms float32 [heads + kv_heads, head_dim]."""
     norm = layer.norm
     assert not isinstance(norm, ProjectionNorm), "the kernels have norms of single heads"
@@ -68,17 +81,43 @@ def attention_spec(layer: Attention, rope: Rope) -> tuple[AttentionSpec, torch.T
 def mix_attention(layer: Attention, x: torch.Tensor, batch: Batch, kv: KvStorage, rope: Rope) -> torch.Tensor:
     """The attention layer on normed rows x [rows, H], which are overwritten with the result."""
     spec, norms = attention_spec(layer, rope)
-    width = (layer.heads + 2 * layer.kv_heads) * layer.head_dim
     for span in batch.spans:
-        flat = F.linear(x[span.rows], layer.into)  # q | k | v | gate
+        flat = F.linear(x[span.rows], layer.into, layer.into_bias)  # q | k | v | gate
         positions, places = batch.positions[span.rows], batch.places[span.rows]
         stored = kv.layer(layer.kv_layer)
         query = qk_norm_rope(flat, spec, norms, rope.cos, rope.sin, positions, places, stored)
-        out = _attend(layer, query, span, kv)
-        if layer.gated:
-            out = out * torch.sigmoid(flat[:, width:])
-        torch.matmul(out, layer.out.t(), out=x[span.rows])
+        _project(layer, _attend(layer, query, span, kv), flat, x[span.rows])
     return x
+
+
+def mix_window(
+    layer: WindowAttention, x: torch.Tensor, batch: Batch, rings: WindowRings, rope: Rope
+) -> torch.Tensor:
+    """The window layer on normed rows x [rows, H], which are overwritten with the result."""
+    spec, norms = attention_spec(layer, rope)
+    for span in batch.spans:
+        flat = F.linear(x[span.rows], layer.into, layer.into_bias)  # q | k | v | gate
+        new = flat.new_empty(2 * layer.kv_heads, len(flat), layer.head_dim)
+        positions, places = batch.positions[span.rows], torch.arange(len(flat), device=x.device)
+        query = qk_norm_rope(flat, spec, norms, rope.cos, rope.sin, positions, places, new)
+        past = rings.tail(layer.kv_layer, span.slot, span.start)
+        key, value = torch.cat((past, new), dim=1).chunk(2)
+        part = attend_window(query.transpose(0, 1), key, value, rings.shape.window, layer.scale)
+        rings.write(layer.kv_layer, span.slot, span.start, new)
+        out = join([part], layer.sinks).transpose(0, 1).reshape(len(query), -1)
+        _project(layer, out, flat, x[span.rows])
+    return x
+
+
+def _project(
+    layer: Attention | WindowAttention, out: torch.Tensor, flat: torch.Tensor, x: torch.Tensor
+) -> None:
+    """x = the output projection of the heads' values, gated where the family does so."""
+    if layer.gated:
+        out = out * torch.sigmoid(flat[:, (layer.heads + 2 * layer.kv_heads) * layer.head_dim :])
+    torch.matmul(out, layer.out.t(), out=x)
+    if layer.out_bias is not None:
+        x += layer.out_bias
 
 
 def _attend(layer: Attention, query: torch.Tensor, span: Span, kv: KvStorage) -> torch.Tensor:
@@ -87,7 +126,7 @@ def _attend(layer: Attention, query: torch.Tensor, span: Span, kv: KvStorage) ->
     parts = [attend_causal(by_head, *kv.read_pairs(layer.kv_layer, span.own), layer.scale)]
     if span.past:
         parts.append(attend_all(by_head, *kv.read_pairs(layer.kv_layer, span.past), layer.scale))
-    return join(parts).transpose(0, 1).reshape(len(query), -1)
+    return join(parts, layer.sinks).transpose(0, 1).reshape(len(query), -1)
 
 
 def mix_delta(layer: GatedDeltaNet, x: torch.Tensor, batch: Batch, states: StatePool) -> torch.Tensor:
@@ -127,7 +166,7 @@ def feed_experts(layer: Moe, x: torch.Tensor, batch: Batch, pool: RoutedExperts)
     chosen = torch.empty(rows, layer.per_token, dtype=torch.int64, device=x.device)
     router, shared = layer.into[: layer.experts], layer.into[layer.experts :]
     for span in batch.spans:
-        weights[span.rows], chosen[span.rows] = layer.route(F.linear(x[span.rows], router))
+        weights[span.rows], chosen[span.rows] = layer.route(F.linear(x[span.rows], router, layer.bias))
     out = pool.forward(layer.moe_layer, x, chosen, weights, 0)
     if layer.shared:
         for span in batch.spans:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from ftagent.engine.load import load_runner, open_model
 from ftagent.engine.options import EngineOptions, Mode
 from ftagent.engine.weights.formats import MXFP4
-from ftagent.errors import ConfigError, LoadFailed
+from ftagent.errors import LoadFailed
 from tests.engine.models.driving import Request, logits_by_chunks
 from tests.engine.models.test_logits import TOKENS, runs, worst
 from tests.engine.models.tiny import Oracle
@@ -233,17 +233,3 @@ def test_scales_of_another_dtype_are_refused(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(LoadFailed, match=f"{name} has dtype F32, bytes are needed"):
         load_runner(tmp_path, EngineOptions())
-
-
-@pytest.mark.parametrize(
-    ("family", "changes"), [("gpt_oss", {}), ("llama", {"attention_bias": True, "num_hidden_layers": 1})]
-)
-def test_a_gpu_is_refused_with_the_reason(
-    family: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rather than that something of the model is left out."""
-    monkeypatch.setattr("ftagent.engine.load.choose_device", lambda asked, weights: torch.device("cuda", 0))
-    Oracle(family, tmp_path, 0, changes)
-    with pytest.raises(ConfigError, match=f"{family}.*does not run on a GPU yet.*biases.*--device cpu"):
-        open_model(tmp_path, EngineOptions(device="cuda:0"))
-    assert open_model(tmp_path, EngineOptions(device="auto")).device.type == "cpu"

@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from ftagent.engine.load import open_model
 from ftagent.engine.models.registry import FAMILIES, model_config
-from ftagent.errors import LoadFailed
+from ftagent.engine.options import EngineOptions
+from ftagent.errors import ConfigError, LoadFailed
+from tests.engine.models.tiny import Oracle
 
 KNOWN = [name for family in FAMILIES for name in family.MODEL_TYPES]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
@@ -78,3 +82,17 @@ def test_gpt_oss_as_released(tmp_path: Path) -> None:
     del config["rope_scaling"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert model_config(tmp_path).rotary == found.rotary
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("minimax_m2", "norms of all heads together"), ("deepseek_v3", "latents")]
+)
+def test_a_gpu_is_refused_with_the_reason(
+    family: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than that something of the model is left out."""
+    monkeypatch.setattr("ftagent.engine.load.choose_device", lambda asked, weights: torch.device("cuda", 0))
+    Oracle(family, tmp_path, 0, {"num_hidden_layers": 1})
+    with pytest.raises(ConfigError, match=f"{family} does not run on a GPU yet.*{reason}.*--device cpu"):
+        open_model(tmp_path, EngineOptions(device="cuda:0"))
+    assert open_model(tmp_path, EngineOptions(device="auto")).device.type == "cpu"

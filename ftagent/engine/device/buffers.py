@@ -56,17 +56,17 @@ class StepOutputs:
         batch, device = len(logits), logits.device
         pinned = device.type == "cuda"
         self.logits = logits
-        self.values = torch.zeros(batch, BEST, dtype=torch.float32, device=device)
-        self.ids = torch.zeros(batch, BEST, dtype=torch.int32, device=device)
+        # One block, so that one copy brings both.
+        self._best = torch.zeros(2, batch, BEST, dtype=torch.int32, device=device)
+        self.values, self.ids = self._best[0].view(torch.float32), self._best[1]
         self._fail = fail
-        self._host_values = torch.zeros(batch, BEST, dtype=torch.float32, pin_memory=pinned)
-        self._host_ids = torch.zeros(batch, BEST, dtype=torch.int32, pin_memory=pinned)
+        self._host_best = torch.zeros(2, batch, BEST, dtype=torch.int32, pin_memory=pinned)
+        self._values, self._ids = self._host_best[0].view(torch.float32).numpy(), self._host_best[1].numpy()
         self._host_fail = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
 
     def download(self) -> None:
         """Part of the graph."""
-        self._host_values.copy_(self.values, non_blocking=True)
-        self._host_ids.copy_(self.ids, non_blocking=True)
+        self._host_best.copy_(self._best, non_blocking=True)
         self._host_fail.copy_(self._fail, non_blocking=True)
 
     @property
@@ -81,7 +81,7 @@ class StepOutputs:
         self, row: int
     ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], np.ndarray[tuple[int], np.dtype[np.float32]]]:
         """Ids and values of a row, best first. Valid until the next step."""
-        return self._host_ids[row].numpy(), self._host_values[row].numpy()
+        return self._ids[row], self._values[row]
 
 
 class Scratch:

@@ -128,18 +128,12 @@ class ExpertTables:
 
     def note_step(self, step: StepCounters) -> None:
         """Count a decode step that the conductor served."""
-        self.counters.begin_step()
-        evictions = step.evictions
-        for layer, (hits, misses) in enumerate(zip(step.layer_hits, step.layer_misses, strict=True)):
-            self.counters.record(layer, hits, misses, evictions)
-            evictions = 0
+        self.counters.record_step(step.layer_hits, step.layer_misses, step.evictions)
         self.traffic.add(step)
 
     def note_resident_step(self, rows: int) -> None:
         """Count a decode step in which nothing could miss: one look-up for each pair."""
-        self.counters.begin_step()
-        for layer in range(self.layers):
-            self.counters.record(layer, rows * self.per_token, 0, 0)
+        self.counters.record_step([rows * self.per_token] * self.layers, [0] * self.layers, 0)
 
     def distrust(self) -> None:
         """The device's table may be wrong: write it anew before the next step."""

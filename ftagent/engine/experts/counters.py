@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from ftagent.engine.stats import ExpertStats
 
@@ -33,6 +34,16 @@ class ExpertCounters:
         for place, count in ((layer, hits), (self._layers + layer, misses)):
             self._steps[-1][place] += count
             self._sums[place] += count
+
+    def record_step(self, hits: Sequence[int], misses: Sequence[int], evictions: int) -> None:
+        """A whole step at once: look-ups of each layer."""
+        step = [*hits, *misses]
+        self._steps.append(step)
+        gone = self._steps.popleft() if len(self._steps) > RECENT_STEPS else [0] * len(step)
+        self._sums = [total + new - old for total, new, old in zip(self._sums, step, gone, strict=True)]
+        self._hits += sum(hits)
+        self._misses += sum(misses)
+        self._evictions += evictions
 
     def stats(self) -> ExpertStats:
         hits, misses = self._sums[: self._layers], self._sums[self._layers :]

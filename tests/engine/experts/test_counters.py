@@ -9,7 +9,7 @@ from ftagent.engine.experts.counters import RECENT_STEPS, ExpertCounters
 
 def test_recent_counts_are_those_of_the_last_steps() -> None:
     generator = random.Random(0)
-    counters = ExpertCounters(3)
+    counters, at_once = ExpertCounters(3), ExpertCounters(3)
     history: list[list[tuple[int, int]]] = []
     evictions = 0
     for _ in range(200):
@@ -18,8 +18,12 @@ def test_recent_counts_are_those_of_the_last_steps() -> None:
         for layer, (hits, misses) in enumerate(step):
             counters.record(layer, hits, misses, misses // 2)
             evictions += misses // 2
+        at_once.record_step(
+            [hits for hits, _ in step], [misses for _, misses in step], sum(misses // 2 for _, misses in step)
+        )
         history.append(step)
         stats = counters.stats()
+        assert at_once.stats() == stats
         recent = history[-RECENT_STEPS:]
         assert stats.hits == sum(h for s in history for h, _ in s)
         assert stats.misses == sum(m for s in history for _, m in s)

@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t IDLE_SPIN_NS = 2'000'000;
 constexpr int FIRST_POST = 6;       // the first post may wait behind other work of the device, this many times longer
 constexpr int64_t CALLER_SPIN = 2000;
+constexpr int64_t COLD_STEPS = 8;   // threads, caches and address translation are cold: no measure of the costs
 
 void futex_wait(std::atomic<uint32_t>* word, uint32_t value) {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
@@ -54,6 +55,7 @@ Conductor::Conductor(const ConductorSetup& setup)
       published_times_(setup.layers),
       shown_costs_(setup.costs),
       costs_(setup.costs),
+      start_costs_(setup.costs),
       layer_counts_(2 * setup.layers),
       times_(setup.layers),
       unlinked_(setup.layers, 0),
@@ -218,9 +220,10 @@ bool Conductor::idle(uint32_t taken, int64_t since) {
 
 void Conductor::step() {
     step_began_ = now_ns();
+    steps_++;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (costs_set_) costs_ = shown_costs_;
+        if (costs_set_) costs_ = start_costs_ = shown_costs_;
         costs_set_ = false;
     }
     if (!link_dead_ && !link_.error().empty()) link_failed(-1);
@@ -243,6 +246,8 @@ void Conductor::step() {
         rest(&spins);
     }
     find_optimum();
+    if (mode_ == HYBRID && counts_.misses && !cpu_measured_) costs_.without_compute(start_costs_);
+    cpu_measured_ = false;
     publish();
 }
 
@@ -296,7 +301,8 @@ void Conductor::finish_demand() {
     const int64_t measured = now_ns() - std::max(demand_started_, link_moved_);
     counts_.link_ns += measured;
     times_[demand_layer_].landed = now_ns() - step_began_;
-    if (demand_records_ * 4 >= setup_.intermediate) costs_.after_link(demand_records_, setup_.intermediate, measured);
+    if (steps_ > COLD_STEPS && demand_records_ * 4 >= setup_.intermediate)
+        costs_.after_link(demand_records_, setup_.intermediate, measured);
     demand_layer_ = -1;
 }
 
@@ -315,8 +321,10 @@ void Conductor::finish_cpu() {
     }
     counts_.cpu_ns += elapsed;
     times_[cpu_layer_].computed = now_ns() - step_began_;
-    if (cpu_records_ * 4 >= setup_.intermediate)
+    if (steps_ > COLD_STEPS && cpu_records_ * 4 >= setup_.intermediate) {
         costs_.after_compute(cpu_records_, cpu_row_records_, setup_.intermediate, elapsed);
+        cpu_measured_ = true;
+    }
     cpu_layer_ = -1;
 }
 

@@ -162,7 +162,9 @@ class Conductor {
     int32_t epoch_ = 0, rows_ = 0;
 
     // The thread's own.
-    CostModel costs_;
+    CostModel costs_, start_costs_;
+    int64_t steps_ = 0;                 // since the start
+    bool cpu_measured_ = false;         // in this step
     StepCounts counts_{};
     std::vector<int64_t> layer_counts_;
     std::vector<LayerTimes> times_;

@@ -6,9 +6,12 @@ namespace ft {
 namespace {
 
 constexpr int64_t SMOOTHING = 8;  // a measurement moves a constant by 1/8 of the difference
+constexpr int64_t BOUND = 4;      // and counts as at most so many times the constant
+constexpr int64_t FORGETTING = 32;
 
 // Rounds down like Python, so that both implementations follow the same path.
 int64_t towards(int64_t current, int64_t sample) {
+    sample = std::min(std::max(sample, current / BOUND), BOUND * std::max<int64_t>(current, 1));
     const int64_t difference = sample - current;
     int64_t step = difference / SMOOTHING;
     if (difference % SMOOTHING < 0) step--;
@@ -117,6 +120,11 @@ void CostModel::after_compute(int64_t records, int64_t row_records, int64_t inte
     cpu_expert = towards(cpu_expert, sample);
 }
 
+void CostModel::without_compute(const CostModel& start) {
+    const int64_t above = std::max<int64_t>(cpu_expert - start.cpu_expert, 0);
+    cpu_expert -= (above + FORGETTING - 1) / FORGETTING;
+}
+
 void choose_split(const CostModel& costs, const Miss* misses, int count, const SplitInput& input, int32_t* cuts) {
     if (input.mode == OFFLOAD) {
         std::fill(cuts, cuts + count, input.intermediate);
@@ -152,4 +160,7 @@ FT_API void ft_costs_after_link(ft::CostModel* costs, int64_t records, int64_t i
 FT_API void ft_costs_after_compute(ft::CostModel* costs, int64_t records, int64_t row_records, int64_t intermediate,
                                    int64_t measured_ns) {
     costs->after_compute(records, row_records, intermediate, measured_ns);
+}
+FT_API void ft_costs_without_compute(ft::CostModel* costs, const ft::CostModel* start) {
+    costs->without_compute(*start);
 }

@@ -22,6 +22,7 @@ struct CostModel {
     }
     void after_link(int64_t records, int64_t intermediate, int64_t measured_ns);
     void after_compute(int64_t records, int64_t row_records, int64_t intermediate, int64_t measured_ns);
+    void without_compute(const CostModel& start);
 };
 
 struct Miss {

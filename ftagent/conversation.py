@@ -47,6 +47,13 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolReference:
+    """From here on the model knows the tool `name`: the first one of a `late` tool brings its definition."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call the assistant made.
 
@@ -65,11 +72,11 @@ class ToolResult:
     """What came back for the call `call_id`. Matched to its call by position, then by id."""
 
     call_id: str
-    content: tuple[Text | Image, ...]
+    content: tuple[Text | Image | ToolReference, ...]
     is_error: bool = False
 
 
-Block = Text | Thinking | Image | ToolCall | ToolResult
+Block = Text | Thinking | Image | ToolCall | ToolResult | ToolReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +98,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A function the model may call. `parameters` is a JSON Schema object."""
+    """A function the model may call. `parameters` is a JSON Schema object.
+
+    `late`: it is not described with the others, but where the conversation first refers to it.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

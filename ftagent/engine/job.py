@@ -18,8 +18,8 @@ class Job:
 
     `limit` bounds prompt and reply together. `marks` are prompt positions, in order, at which a chunk ends
     so that the state there can be kept. `head` prompt tokens stay as they are in later turns; None: all.
-    `agent`: more turns are to be expected, as it offers tools. The state at mark `lasting` is kept for later
-    runs, 0: none. `computed` tokens are in `pages` and in the state of `slot`. `awaited`: who computes the
+    `agent`: more turns are to be expected, as it offers tools. The states at the marks `lasting` are kept for
+    later runs. `computed` tokens are in `pages` and in the state of `slot`. `awaited`: who computes the
     beginning of its prompt just now. `check`: its hit is checked, so it runs cold; a `shadow` is what runs
     warm beside it, and has no reader.
     """
@@ -30,7 +30,7 @@ class Job:
     marks: tuple[int, ...] = ()
     head: int | None = None
     agent: bool = False
-    lasting: int = 0
+    lasting: tuple[int, ...] = ()
     prompt: int = field(init=False)
     pages: list[int] = field(init=False, default_factory=list)
     slot: int | None = field(init=False, default=None)

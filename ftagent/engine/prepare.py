@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, ModelInfo, SamplingParams
 from ftagent.engine.context.divergence import PromptWatch
-from ftagent.engine.context.marks import choose_marks, shared_head, stable_head
+from ftagent.engine.context.marks import choose_marks, lasting_marks, stable_head
 from ftagent.engine.job import Job
 from ftagent.engine.prompt.form_registry import ReplyForm, detect_form, form_table
 from ftagent.engine.prompt.grammar import constraint_for
@@ -113,7 +113,7 @@ class Preparer:
         room = self._info.context - length
         self._watch(request, prompt)
         number = next(self._numbers)
-        marks = choose_marks(boundaries, length)
+        marks = choose_marks(boundaries, length, prompt.rendered.reply_begins if prompt.rendered else None)
         job = Job(
             id=request.id or f"request-{number}",
             tokens=list(prompt.token_ids),
@@ -121,7 +121,7 @@ class Preparer:
             marks=marks,
             head=stable_head(boundaries, length),
             agent=isinstance(request.prompt, Conversation) and bool(request.prompt.tools),
-            lasting=shared_head(boundaries, marks),
+            lasting=lasting_marks(boundaries, marks),
         )
         return Task(
             job=job,

@@ -349,7 +349,7 @@ class Scheduler:
         assert job.slot is not None, "a request that ran holds a slot"
         assert job.visit is not None, "a request that ran has been admitted"
         anchor = self.prefix.keep(job.key(), position, job.pages, job.slot, job.visit, mark=mark, taken=taken)
-        if anchor is not None and position == job.lasting:
+        if anchor is not None and position in job.lasting:
             self.prefix.save(anchor)
 
     def _head(self, job: Job) -> int:

@@ -7,6 +7,7 @@ messages, metadata, context_management, betas) are dropped here, so equal conver
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -20,6 +21,7 @@ from ftagent.conversation import (
     Text,
     Thinking,
     ToolChoice,
+    ToolReference,
     ToolResult,
     ToolSpec,
 )
@@ -246,8 +248,12 @@ def _blocks(blocks: Sequence[WireBlock], path: str, role: str) -> Iterator[Block
                 yield from _readable([block], path, index)
 
 
-def _readable(blocks: Sequence[WireBlock], path: str, first: int = 0) -> Iterator[Text | Image]:
-    """Blocks that hold words or pictures. A kind that this model cannot read becomes a short note."""
+def _readable(
+    blocks: Sequence[WireBlock], path: str, first: int = 0
+) -> Iterator[Text | Image | ToolReference]:
+    """Blocks that hold words, pictures or names of tools. A kind that this model cannot read becomes a short
+    note.
+    """
     for index, block in enumerate(blocks, first):
         match block:
             case TextBlock():
@@ -258,7 +264,7 @@ def _readable(blocks: Sequence[WireBlock], path: str, first: int = 0) -> Iterato
             case DocumentBlock():
                 yield Text(_document(block))
             case ToolReferenceBlock():
-                yield Text(f"The tool {block.tool_name} is available now.")
+                yield ToolReference(block.tool_name)
             case OtherBlock(type="search_result"):
                 yield from (Text(text) for text in _texts(block.content))
             case OtherBlock(type="redacted_thinking"):
@@ -292,7 +298,8 @@ _CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_", "browser_")
 
 
 def _tools(request: CountRequest) -> tuple[ToolSpec, ...]:
-    """Offered tools in order, then deferred ones in the order in which results referred to them.
+    """Offered tools in order, then deferred ones in the order in which results referred to them, to be
+    described there.
 
     Tools that run on Anthropic's servers are left out: nobody could run them here.
     """
@@ -318,8 +325,10 @@ def _tools(request: CountRequest) -> tuple[ToolSpec, ...]:
         else:
             offered.append(spec)
     # Without the server's search nothing could ever refer to a deferred tool, so all are offered.
-    wanted = list(deferred) if searchable else list(dict.fromkeys(_references(request.messages)))
-    return (*offered, *(deferred[name] for name in wanted if name in deferred))
+    if searchable:
+        return (*offered, *deferred.values())
+    wanted = dict.fromkeys(_references(request.messages))
+    return (*offered, *(replace(deferred[name], late=True) for name in wanted if name in deferred))
 
 
 def _references(messages: Sequence[WireMessage]) -> Iterator[str]:

@@ -42,6 +42,13 @@ class Leaf(NamedTuple):
     message: int  # index in the conversation
 
 
+class Inner(NamedTuple):
+    """Where further blocks begin in a leaf of `length` characters, white space around it left out."""
+
+    length: int
+    edges: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Marker:
     """Marks leaves while a conversation is written for the template, numbering them in order of writing.
@@ -54,10 +61,15 @@ class Marker:
     enclosed: Container[int] = ()
     invisible_guards: bool = True
     leaves: list[Leaf] = field(default_factory=list)
+    inner: dict[int, Inner] = field(default_factory=dict)  # of the leaves that have further blocks
 
-    def leaf(self, kind: LeafKind, message: int, text: str) -> str:
+    def leaf(self, kind: LeafKind, message: int, text: str, edges: Sequence[int] = ()) -> str:
         number = len(self.leaves)
         self.leaves.append(Leaf(kind, message))
+        if edges:
+            length, begin = len(text.strip()), len(text) - len(text.lstrip())
+            inside = tuple(edge - begin for edge in edges if begin < edge < begin + length)
+            self.inner[number] = Inner(length, inside)
         guarded = self.guard(text)
         if number not in self.enclosed:
             return guarded

@@ -2,7 +2,8 @@
 
 What clients may spell differently is settled here: text in one block or several, argument keys in any order,
 call ids, results out of order, pictures, volatile header lines, system messages where a template takes none.
-Pure data; knows neither token ids nor Jinja2.
+What agents are known to change goes behind what they leave (see `context`). Pure data; knows neither token
+ids nor Jinja2.
 
 The choices:
 - Text blocks of one message are joined by a line break, unless one stands there already; an assistant's are
@@ -12,7 +13,8 @@ The choices:
 - Call ids are numbered through the conversation. Clients' ids change from session to session and would
   break the common prefix in templates that render them.
 - A system message that the template refuses where it stands stays there, as a user's message that is marked
-  as an instruction. It never moves.
+  as an instruction. It never moves. One message is no instruction but a description of the place (see
+  `context.is_place`): it is said where the conversation begins.
 - Lone surrogates and the 32 noncharacters U+FDD0..U+FDEF, which Unicode keeps for use inside programs,
   become U+FFFD; `boundaries` uses the latter as marks.
 """
@@ -34,8 +36,11 @@ from ftagent.conversation import (
     Text,
     Thinking,
     ToolCall,
+    ToolReference,
     ToolResult,
+    ToolSpec,
 )
+from ftagent.engine.prompt import context
 from ftagent.engine.prompt.memory import ReplyMemory
 
 IMAGE_PLACEHOLDER = "[image: this model reads text only]"
@@ -71,23 +76,27 @@ class Call:
 class Turn:
     """One message for the template. `message` is its index in the conversation.
 
-    A tool turn holds one result: `call_id` and `name` are those of its call.
+    A tool turn holds one result: `call_id` and `name` are those of its call. `edges`: where further blocks
+    begin in the user's `content`. `apart`: it is never put together with another turn of the system.
     """
 
     role: Role
     message: int
     content: str
+    edges: tuple[int, ...] = ()
     thinking: str = ""
     calls: tuple[Call, ...] = ()
     call_id: str = ""
     name: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The turns to render, and notes for the user about what could not be said."""
+    """The turns to render, the tools to list, and notes for the user about what could not be said."""
 
     turns: tuple[Turn, ...]
+    tools: tuple[ToolSpec, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -105,19 +114,47 @@ def canonical(conversation: Conversation, dialect: Dialect, memory: ReplyMemory)
         return _arguments(call, tool.parameters if tool else {}, memory)
 
     calls = _CallNumbers(dialect.call_id)
+    references = _References(conversation)
     turns: list[Turn] = []
-    for index, message in enumerate(conversation.messages):
+    for index in context.order(conversation.messages):
+        message = conversation.messages[index]
         if message.role == "tool":
-            turns += _tool_turns(message, index, calls)
+            turns += _tool_turns(message, index, calls, references)
         elif message.role == "assistant":
             turns.append(_assistant_turn(message, index, calls, arguments))
         elif message.role == "system":
-            turns += _system_turn(message, index)
+            turns += _system_turn(message, index, memory)
         else:
-            turns.append(Turn("user", index, _join(_words(message.blocks))))
+            content = _join(_words(message.blocks, references))
+            turns.append(Turn("user", index, *context.steady_first(content)))
     images = sum(map(_count_images, conversation.messages))
     notes = (f"{images} image(s) not shown to the model: it reads text only",) if images else ()
-    return Script(tuple(fit(turns, dialect)), notes)
+    return Script(tuple(fit(turns, dialect)), references.listed, notes)
+
+
+class _References:
+    """Describes late tools where they are first referred to."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        parts = [
+            part
+            for message in conversation.messages
+            for block in message.blocks
+            for part in (block.content if isinstance(block, ToolResult) else (block,))
+        ]
+        named = {part.name for part in parts if isinstance(part, ToolReference)}
+        self._late = {tool.name: tool for tool in conversation.tools if tool.late and tool.name in named}
+        self.listed = tuple(tool for tool in conversation.tools if tool.name not in self._late)
+        if not self.listed:  # templates explain how to call a tool where they list some
+            self.listed, self._late = conversation.tools, {}
+
+    def words(self, name: str) -> str:
+        tool = self._late.pop(name, None)
+        if tool is None:
+            return f"The tool {name} is available now."
+        function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        definition = json.dumps({"type": "function", "function": function}, ensure_ascii=False, default=str)
+        return f"The tool {name} is available now:\n{definition}"
 
 
 class _CallNumbers:
@@ -151,7 +188,7 @@ class _CallNumbers:
         return list(results)
 
 
-def _tool_turns(message: Message, index: int, calls: _CallNumbers) -> list[Turn]:
+def _tool_turns(message: Message, index: int, calls: _CallNumbers, references: _References) -> list[Turn]:
     results = [block for block in message.blocks if isinstance(block, ToolResult)]
     turns = []
     for result in calls.order(results):
@@ -160,7 +197,7 @@ def _tool_turns(message: Message, index: int, calls: _CallNumbers) -> list[Turn]
             Turn(
                 "tool",
                 index,
-                _join(_words(result.content)),
+                _join(_words(result.content, references)),
                 call_id=call.id if call else "call_unknown",
                 name=call.name if call else "",
             )
@@ -185,18 +222,26 @@ def _assistant_turn(
     )
 
 
-def _system_turn(message: Message, index: int) -> list[Turn]:
+def _system_turn(message: Message, index: int, memory: ReplyMemory) -> list[Turn]:
     words = [_VOLATILE_LINES.sub("", text) for text in _words(message.blocks)]
     content = _join(words)
-    return [Turn("system", index, content)] if content else []
+    if not content:
+        return []
+    if context.is_place(message):
+        return [Turn("system", index, memory.known_order(content), apart=True)]
+    return [Turn("system", index, content)]
 
 
-def _words(blocks: Iterable[object]) -> list[str]:
-    return [
-        clean(block.text) if isinstance(block, Text) else IMAGE_PLACEHOLDER
-        for block in blocks
-        if isinstance(block, Text | Image)
-    ]
+def _words(blocks: Iterable[object], references: _References | None = None) -> list[str]:
+    words = []
+    for block in blocks:
+        if isinstance(block, Text):
+            words.append(clean(block.text))
+        elif isinstance(block, Image):
+            words.append(IMAGE_PLACEHOLDER)
+        elif isinstance(block, ToolReference) and references is not None:
+            words.append(clean(references.words(block.name)))
+    return words
 
 
 def _join(texts: Iterable[str]) -> str:
@@ -247,14 +292,14 @@ def fit(turns: Sequence[Turn], dialect: Dialect) -> list[Turn]:
     fitted: list[Turn] = []
     for turn in _fit_calls(turns, dialect):
         leading = all(before.role == "system" for before in fitted)
-        if turn.role == "system" and leading and dialect.leading_system:
+        if turn.role == "system" and leading and dialect.leading_system and not turn.apart:
             if fitted and not dialect.late_system:
-                fitted[-1] = replace(fitted[-1], content=f"{fitted[-1].content}\n\n{turn.content}")
+                fitted[-1] = _behind(fitted[-1], turn)
                 continue
         elif turn.role == "system" and not (dialect.late_system and dialect.leading_system):
             turn = replace(turn, role="user", content=as_instruction(turn.content))
         if turn.role == "user" and fitted and fitted[-1].role == "user" and not dialect.consecutive_users:
-            fitted[-1] = replace(fitted[-1], content=f"{fitted[-1].content}\n\n{turn.content}")
+            fitted[-1] = _behind(fitted[-1], turn)
             continue
         fitted.append(turn)
     return fitted
@@ -291,6 +336,13 @@ def _one_by_one(turn: Turn, results: Sequence[Turn]) -> Iterator[Turn]:
         left = [result for result in left if result.call_id != call.id]
         yield from mine
     yield from left
+
+
+def _behind(first: Turn, second: Turn) -> Turn:
+    """Two turns of one role in one."""
+    start = len(first.content) + 2
+    edges = (*first.edges, start, *(start + edge for edge in second.edges))
+    return replace(first, content=f"{first.content}\n\n{second.content}", edges=edges)
 
 
 def as_instruction(text: str) -> str:

@@ -7,6 +7,7 @@ several threads. Knows no template.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import OrderedDict
@@ -18,6 +19,7 @@ from ftagent.engine.prompt.tokenizer import Detokenizer, Tokenizer
 MAX_CALLS = 20_000
 MAX_REPLIES = 64
 MAX_CHARACTERS = 8_000_000  # of all remembered texts together
+MAX_ORDERS = 64
 
 
 class KnownPrefix(NamedTuple):
@@ -34,6 +36,7 @@ class ReplyMemory:
         self._lock = threading.Lock()
         self._calls: OrderedDict[str, str] = OrderedDict()  # call id -> arguments, JSON text
         self._replies: OrderedDict[str, KnownPrefix] = OrderedDict()
+        self._orders: OrderedDict[bytes, str] = OrderedDict()  # digest of sorted paragraphs -> text
 
     def remember_call(self, call_id: str, arguments: str) -> None:
         """Keep the JSON text of a call's arguments under the id that the client was given."""
@@ -54,6 +57,16 @@ class ReplyMemory:
         except ValueError:
             return arguments
         return parsed if parsed == arguments else arguments
+
+    def known_order(self, text: str) -> str:
+        """The text that was first given with the same paragraphs, in whatever order they come now."""
+        digest = hashlib.blake2b("\0".join(sorted(text.split("\n\n"))).encode("utf-8", "replace")).digest()
+        with self._lock:
+            known = self._orders.setdefault(digest, text)
+            self._orders.move_to_end(digest)
+            if len(self._orders) > MAX_ORDERS:
+                self._orders.popitem(last=False)
+        return known
 
     def remember_reply(
         self,

@@ -45,8 +45,9 @@ _NEXT_TOOL = ToolSpec("zqtool", "zqtool", {"type": "object", "properties": {}})
 class RenderedPrompt:
     """What the model reads. `boundaries` ascend in position; see `conversation.Boundary`.
 
-    Where a boundary stands: `user`, `tool_call` and `tool_result` where that block's own words begin;
-    `system_end`, `thinking_end` and `assistant_end` where they end; `tools_end` where one more tool would be
+    Where a boundary stands: `user`, `tool_call` and `tool_result` where that block's own words begin (`user`
+    behind each reminder of an agent as well, up to the first that is known to change); `system_end`,
+    `thinking_end` and `assistant_end` where they end; `tools_end` where one more tool would be
     written; `thinking_start` where the prompt goes another way once thinking is left out, which templates do
     when a new user turn comes. The last `thinking_start` belongs to the reply: its message is the number of
     messages. A position counts the tokens that lie wholly before the edge.
@@ -59,6 +60,7 @@ class RenderedPrompt:
     thinking_open: bool
     notes: tuple[str, ...] = ()
     markup: tuple[tuple[int, int], ...] = field(default=(), repr=False)  # control tokens, in characters
+    reply_begins: int = 0  # tokens before the markup with which the reply begins
 
 
 class Edge(NamedTuple):
@@ -107,7 +109,7 @@ class ChatTemplate:
             raise BadRequest("the conversation is empty; send at least one message", "messages")
         headers = self._writer.headers
         effort = _effort(conversation, self._efforts, switch=headers[True] != headers[False])
-        wording = Wording(self._writer.tools(conversation.tools), conversation.thinking, effort)
+        wording = Wording(self._writer.tools(script.tools), conversation.thinking, effort)
         rendering = _Rendering(self._writer, script.turns, wording, len(conversation.messages))
         edges = sorted(rendering.edges())
         text, words = rendering.found.text, rendering.found.words()
@@ -116,12 +118,16 @@ class ChatTemplate:
             text,
             words,
             _header_ends(text, self._writer.headers[conversation.thinking], words),
-            [edge.offset for edge in edges],
+            [
+                *(edge.offset for edge in edges),
+                _reply_begins(text, self._writer.headers[conversation.thinking]),
+            ],
             self._memory.prefix(text),
         )
+        *positions, reply_begins = encoded.positions
         boundaries = [
             Boundary(edge.kind, position, edge.message)
-            for edge, position in zip(edges, encoded.positions, strict=True)
+            for edge, position in zip(edges, positions, strict=True)
             if position
         ]
         tail = text[words[-1][1] :] if words else text
@@ -132,6 +138,7 @@ class ChatTemplate:
             _thinking_open(tail),
             script.notes,
             encoded.markup,
+            reply_begins,
         )
 
     def remember(
@@ -158,6 +165,7 @@ class _Rendering:
         plain = writer.marker()
         base = unmark(writer.write(turns, wording, plain))
         self._leaves: list[Leaf] = plain.leaves
+        self._inner = plain.inner
         wanted = [number for number, leaf in enumerate(plain.leaves) if leaf.kind in writer.markable]
         self._enclosed = frozenset(wanted)
         self.found = self._marked(base, wanted)
@@ -208,12 +216,20 @@ class _Rendering:
                 yield Edge(span.end, "system_end", message)
             elif kind in ("system", "user"):
                 yield Edge(span.start, "user", message)
+                yield from self._inner_edges(number)
             elif kind == "thinking":
                 yield Edge(span.end, "thinking_end", message)
             elif kind == "call":
                 yield Edge(span.start, "tool_call", message)
             elif kind == "result":
                 yield Edge(span.start, "tool_result", message)
+
+    def _inner_edges(self, number: int) -> Iterator[Edge]:
+        """Where further blocks begin in the user's words, if they were written as they were given."""
+        inner, span = self._inner.get(number), self._spans[number]
+        if inner is not None and span.end - span.start == inner.length:
+            message = self._leaves[number].message
+            yield from (Edge(span.start + offset, "user", message) for offset in inner.edges)
 
     def _assistant_ends(self) -> Iterator[Edge]:
         for index, span in enumerate(self._ordered):
@@ -319,6 +335,11 @@ def _effort(conversation: Conversation, known: Sequence[str], switch: bool) -> s
         return ""
     place = _EFFORTS.index(wanted)
     return min(known, key=lambda word: (abs(_EFFORTS.index(word) - place), _EFFORTS.index(word)))
+
+
+def _reply_begins(text: str, header: str) -> int:
+    """Where the reply's header begins, in characters: what stands before it stays when a reply is dropped."""
+    return len(text) - len(header) if header and text.endswith(header) else len(text)
 
 
 def _thinking_open(tail: str) -> bool:

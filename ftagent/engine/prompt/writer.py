@@ -117,7 +117,7 @@ class Writer:
             content = marker.leaf("result", turn.message, turn.content)
             return {"role": "tool", "content": content, "tool_call_id": turn.call_id, "name": turn.name}
         kind: LeafKind = "system" if turn.role == "system" else "user"
-        return {"role": turn.role, "content": marker.leaf(kind, turn.message, turn.content)}
+        return {"role": turn.role, "content": marker.leaf(kind, turn.message, turn.content, turn.edges)}
 
     def _call(self, call: Call, message: int, marker: Marker) -> dict[str, Any]:
         name = marker.leaf("call", message, call.name)

@@ -22,12 +22,20 @@ def test_marks_are_in_order_and_end_with_the_prompt(positions: list[int], tokens
     assert set(marks) <= {*positions, tokens - 1}
 
 
+def test_the_end_of_what_was_said_is_a_mark() -> None:
+    """Where the reply's own markup begins: what is said next comes there when a reply is dropped."""
+    edges = [Boundary("user", 100, 1), Boundary("thinking_start", 995, 2)]
+    assert choose_marks(edges, 1000) == (100, 995)
+    assert choose_marks(edges, 1000, 990) == (100, 990)
+    assert choose_marks([Boundary("user", 100, 1)], 1000, 1000) == (100, 999)
+
+
 def test_marks_hold_system_tools_last_user_and_last_edges() -> None:
     edges = [("system_end", 100), ("tools_end", 900), ("user", 950), ("assistant_end", 1000)]
     edges += [("user", 1003), ("thinking_start", 1030), ("tool_call", 1100), ("tool_result", 1200)]
     edges += [("tool_call", 1300), ("tool_result", 1400), ("thinking_start", 1496)]
     boundaries = [Boundary(kind, position, 0) for kind, position in edges]  # type: ignore[arg-type]
-    assert choose_marks(boundaries, 1500) == (100, 900, 1003, 1030, 1300, 1400, 1496)
+    assert choose_marks(boundaries, 1500) == (100, 900, 950, 1003, 1030, 1300, 1400, 1496)
 
 
 def test_each_thinking_block_behind_the_last_user_message_has_a_mark() -> None:

@@ -75,7 +75,9 @@ def tiered(
 
 
 def agent_job(prompt: list[int], system: int, count: int = 4) -> Job:
-    return Job("agent", list(prompt), len(prompt) + count, (system, len(prompt)), agent=True, lasting=system)
+    return Job(
+        "agent", list(prompt), len(prompt) + count, (system, len(prompt)), agent=True, lasting=(system,)
+    )
 
 
 @pytest.mark.parametrize("size", [4, 16])

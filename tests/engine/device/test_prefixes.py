@@ -46,7 +46,14 @@ class Started:
 
     def submit(self, prompt: list[int], count: int = 2, marks: tuple[int, ...] = (), lasting: int = 0) -> Job:
         marks = tuple(sorted({*marks, *([lasting] if lasting else []), len(prompt)}))
-        job = Job("agent", list(prompt), len(prompt) + count, marks, agent=True, lasting=lasting)
+        job = Job(
+            "agent",
+            list(prompt),
+            len(prompt) + count,
+            marks,
+            agent=True,
+            lasting=(lasting,) if lasting else (),
+        )
         self.bench.scheduler.submit(job)
         return job
 

@@ -92,6 +92,11 @@ def stored_format(checkpoint: Checkpoint, names: ExpertNames, experts: int) -> E
         raise LoadFailed(
             f"{checkpoint.directory}: experts of {names.stem} are stored in several formats: {found}"
         )
+    if names.interleaved and FP8 in dtypes:
+        raise LoadFailed(
+            f"{checkpoint.directory}: experts of {names.stem} are stored in FP8, which is not read of this "
+            "family; use its release in MXFP4, or one in BF16"
+        )
     return ExpertFormat(dtypes.pop(), parts=1 if names.stacked else 2)
 
 

@@ -23,17 +23,23 @@ TOKENS = 26
 SIZES = [11, 7, 4]  # longer together than the window, and the rest token by token
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "initializer_range": 0.1, "sliding_window": 8}
 BIASED = {"attention_bias": True, "num_hidden_layers": 2, "initializer_range": 0.1}
-CASES: list[tuple[str, Mode, str | None, dict[str, Any]]] = [
+Case = tuple[str, Mode, str | None, dict[str, Any]]
+CASES: list[Case] = [
     ("gpt_oss", "fused", None, SMALL),
-    ("gpt_oss", "offload", "5", {**SMALL, "sliding_window": 1}),
     ("gpt_oss", "hybrid", "4", {**SMALL, "swiglu_limit": 0.7}),
-    ("gpt_oss", "cpu", "1", {**SMALL, "sliding_window": 100, "attention_bias": False}),
     ("llama", "auto", None, BIASED),
+]
+SLOW: list[Case] = [
+    ("gpt_oss", "offload", "5", {**SMALL, "sliding_window": 1}),
+    ("gpt_oss", "cpu", "1", {**SMALL, "sliding_window": 100, "attention_bias": False}),
     ("qwen3", "auto", None, BIASED),
 ]
 
 
-@pytest.mark.parametrize(("family", "mode", "experts", "changes"), CASES)
+@pytest.mark.parametrize(
+    ("family", "mode", "experts", "changes"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+)
 def test_logits_are_the_oracles(
     family: str,
     mode: Mode,

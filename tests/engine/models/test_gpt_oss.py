@@ -224,6 +224,17 @@ def test_what_is_missing_is_named(name: str, tmp_path: Path) -> None:
         load_runner(tmp_path, EngineOptions())
 
 
+def test_experts_in_fp8_are_refused(tmp_path: Path) -> None:
+    Oracle("gpt_oss", tmp_path, 0, PACKABLE)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[name + "_scale_inv"] = torch.ones(4, 1, 1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(LoadFailed, match="stored in FP8, which is not read of this family; use its release"):
+        load_runner(tmp_path, EngineOptions())
+
+
 def test_scales_of_another_dtype_are_refused(tmp_path: Path) -> None:
     oracle = Oracle("gpt_oss", tmp_path, 0, PACKABLE)
     pack(oracle, 0)

@@ -39,7 +39,7 @@ from ftagent.tui.terminal.emulator import (
 
 _log = logging.getLogger(__name__)
 
-HISTORY_ROWS = 5000
+HISTORY_ROWS = 2000
 CLIPBOARD_BYTES = 256 * 1024  # what terminals take is less, mostly
 _STRING_CHARACTERS = 1 << 20  # an escape string that grows longer than this is given up
 _HAPPENINGS = 64

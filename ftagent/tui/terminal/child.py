@@ -24,11 +24,13 @@ from ftagent.adapters.process import Ended, cannot_run, signal_group
 _UNBLOCKABLE = (signal.SIGKILL, signal.SIGSTOP)
 _log = logging.getLogger(__name__)
 
-READ_BYTES = 16 * 1024  # taken at once; what is not taken waits in the kernel, and the program with it
+# Taken at once; what is not taken waits in the kernel, and the program with it. It takes the emulator about a
+# millisecond, and the event loop gets round between any two pieces: a key needs a few rounds to the program.
+READ_BYTES = 4096
 _WRITE_BYTES = 4096
 _ANSWER_BYTES = 64 * 1024  # answers to a program that does not read them are dropped beyond this
 _INPUT_BYTES = 16 << 20
-_DRAIN_ROUNDS = 64  # reads after the end of the program: of READ_BYTES each
+_DRAIN_ROUNDS = 256  # reads after the end of the program: of READ_BYTES each
 
 
 class PtyChild:

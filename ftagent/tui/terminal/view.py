@@ -31,10 +31,11 @@ from ftagent.tui.terminal.keys import ALT, CTRL, SHIFT, encode_key
 
 _RESIZE_S = 0.05  # sizes that come within this are taken as one
 _SYNC_S = 0.15  # a frame that the program began to write is waited for so long
-_ECHO_S = 0.01  # the pause before drawing what follows a key
-_TYPING_S = 0.3  # after a key, what comes in is drawn at once
-_DRAW_SHARE = 0.04  # of one core, while nobody types
-_PAUSES_S = (1 / 30, 0.15)
+_SYNC_POLL_S = 0.01
+_TYPING_S = 0.3  # so long after a key, what comes in is drawn sooner
+# Share of a core that drawing may take, and pauses between two drawings: while nobody types, and after a key.
+_IDLE_SHARE, _IDLE_PAUSES_S = 0.04, (1 / 30, 0.15)
+_TYPING_SHARE, _TYPING_PAUSES_S = 0.4, (0.005, 0.1)
 _WHEEL_ROWS = 3
 _LEFT_S = 2.0  # a program that ends so soon after it left its alternate screen has left it for good
 _UNTOLD = Colours()
@@ -94,7 +95,8 @@ class TerminalView(Widget, can_focus=True):
         self._back = 0  # rows scrolled back into the history
         self._kept = 0  # rows of history at the last drawing
         self._cursor_row: int | None = None
-        self._pacer = Pacer(_DRAW_SHARE, between=_PAUSES_S)
+        self._idle = Pacer(_IDLE_SHARE, between=_IDLE_PAUSES_S)
+        self._typing = Pacer(_TYPING_SHARE, between=_TYPING_PAUSES_S)
         self._drawing: Timer | None = None
         self._resizing: Timer | None = None
         self._typed = 0.0
@@ -165,8 +167,9 @@ class TerminalView(Widget, can_focus=True):
 
     def _draw_soon(self) -> None:
         if self._drawing is None:
+            idle_s, typing_s = self._idle.pause_s(), self._typing.pause_s()
             typing = time.monotonic() - self._typed < _TYPING_S
-            self._drawing = self.set_timer(_ECHO_S if typing else self._pacer.pause_s(), self._draw_whole)
+            self._drawing = self.set_timer(typing_s if typing else idle_s, self._draw_whole)
 
     def _draw_whole(self) -> None:
         """Draw, unless the program is in the middle of a frame."""
@@ -175,7 +178,7 @@ class TerminalView(Widget, can_focus=True):
             now = time.monotonic()
             self._frame_began = self._frame_began or now
             if now - self._frame_began < _SYNC_S:
-                self._drawing = self.set_timer(_ECHO_S, self._draw_whole)
+                self._drawing = self.set_timer(_SYNC_POLL_S, self._draw_whole)
                 return
         self._frame_began = None
         self._draw()

@@ -77,6 +77,21 @@ def test_mxfp4_is_widened_into_the_banks(tmp_path: Path, device: torch.device) -
         runner.close()
 
 
+def test_bfloat16_stays_near_float32(tmp_path: Path, device: torch.device) -> None:
+    """Every expert is asked for: otherwise one that is near the border of the choice would decide."""
+    changes = {**SMALL, "initializer_range": 0.05, "num_local_experts": 4, "num_experts_per_tok": 4}
+    oracle = Oracle("gpt_oss", tmp_path, 5, changes)
+    tokens = oracle.tokens(TOKENS)
+    expected = oracle.logits(tokens)
+    runner = load_on(device, tmp_path, twin_options("offload", "6"), torch.bfloat16)
+    try:
+        for position, row in logits_by_chunks(runner, tokens, SIZES).items():
+            error = (row.cpu() - expected[position]).norm() / expected[position].norm()
+            assert float(error) < 0.05
+    finally:
+        runner.close()
+
+
 def test_prompts_resume_with_their_windows(tmp_path: Path, device: torch.device) -> None:
     """Each turn begins as the one before did: warm replies are those of transformers, which keeps nothing."""
     oracle = Oracle("gpt_oss", tmp_path, 4, SMALL)

@@ -106,6 +106,10 @@ class Settings(BaseModel):
     """Host memory for kept prompts: a count of states to resume at (16) or a size (4GiB). 0: none is kept."""
     verify_anchors: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Part of the resumed prompts (0 to 1; the flag alone: all) to compute cold as well, and compare."""
+    verify_weights: bool = False
+    """Hold weights against their digests while they are read. For FTW; safetensors have none."""
+    readers: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Threads that read experts. Unset: 4 for FTW, else one for each core, fewer if memory is short."""
     max_running: Annotated[int, Field(ge=1)] = 8
     """Requests that run at the same time."""
     max_waiting: Annotated[int, Field(ge=0)] = 64

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ftagent import paths
+from ftagent.commands.progress import ProgressLine
 from ftagent.engine.options import EngineOptions
 from ftagent.errors import FtError
 from ftagent.settings import Loaded, Settings, load
 
 if TYPE_CHECKING:
+    from ftagent.engine.api import LoadProgress, LoadState
     from ftagent.engine.engine import LocalEngine
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -127,13 +129,17 @@ def engine_options(settings: Settings) -> EngineOptions:
         keep_prefixes=True,
         anchors=settings.anchors,
         verify_anchors=settings.verify_anchors,
+        verify_weights=settings.verify_weights,
+        readers=settings.readers,
     )
 
 
 @contextlib.contextmanager
-def open_engine(settings: Settings, reference: bool = False, **changes: Any) -> Iterator[LocalEngine]:
-    """Load the model, saying so on stderr; close the engine on the way out. `reference` and `changes`: see
-    EngineOptions.
+def open_engine(
+    settings: Settings, reference: bool = False, progress: LoadProgress | None = None, **changes: Any
+) -> Iterator[LocalEngine]:
+    """Load the model, saying so on stderr, and to `progress` how far it is; close the engine on the way out.
+    `reference` and `changes`: see EngineOptions.
 
     Raises LoadFailed or ConfigError.
     """
@@ -142,7 +148,18 @@ def open_engine(settings: Settings, reference: bool = False, **changes: Any) -> 
     narrate(f"loading {options.model} ...")
     from ftagent.engine.engine import start_engine
 
-    engine = start_engine(options)
+    line = ProgressLine()
+
+    def tell(state: LoadState) -> None:
+        if state.total:
+            line.update(state.phase, state.done, state.total)
+        if progress is not None:
+            progress(state)
+
+    try:
+        engine = start_engine(options, tell)
+    finally:
+        line.close()
     try:
         model = engine.model
         small = ", the small embedded model" if model.embedded else ""

@@ -12,6 +12,7 @@ from typing import TextIO
 
 ON_TERMINAL_S = 0.1
 ELSEWHERE_S = 10.0
+QUICK_S = 0.4  # what takes less needs no line
 MIB, GIB = 2**20, 2**30
 
 
@@ -33,9 +34,8 @@ class ProgressLine:
         if phase != self._phase:
             self.close()
             self._phase, self._began = phase, (now, done)
-            self._shown = now - (ON_TERMINAL_S if self._terminal else 0.0)
-        due = now - self._shown >= (ON_TERMINAL_S if self._terminal else ELSEWHERE_S)
-        if due or (self._terminal and done == total):
+            self._shown = now + (QUICK_S if self._terminal else 0.0)
+        if now - self._shown >= (ON_TERMINAL_S if self._terminal else ELSEWHERE_S):
             self._shown = now
             self._show(_line(phase, done, total, now - self._began[0], done - self._began[1]))
 

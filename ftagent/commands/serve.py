@@ -42,18 +42,22 @@ def command(allow_remote: bool, as_json: bool, **flags: Any) -> None:
     with errors_as_events(as_json):
         settings = load_settings(flags).values
         check_address(settings, allow_remote)
-        with open_engine(settings) as engine:
-            from ftagent.gateway.announce import announce
-            from ftagent.gateway.server import start_gateway
+        from ftagent.engine.starting import StartingEngine
+        from ftagent.gateway.announce import announce
+        from ftagent.gateway.server import start_gateway
 
-            with (
-                start_gateway(engine, settings.host, settings.port, settings.token) as gateway,
-                announce(gateway.url, gateway.token, engine.model.id),
-            ):
-                stop = StopSignal()
-                _announce(gateway, engine.model, as_json)
-                asked = stop.wait(lambda: engine.health == "ok")
-                narrate("stopping")
+        starting = StartingEngine()  # /health says how far loading is
+        with (
+            start_gateway(starting, settings.host, settings.port, settings.token) as gateway,
+            open_engine(settings, progress=starting.tell) as engine,
+            gateway,  # which ends before the engine does
+            announce(gateway.url, gateway.token, engine.model.id),
+        ):
+            starting.ready(engine)
+            stop = StopSignal()
+            _announce(gateway, engine.model, as_json)
+            asked = stop.wait(lambda: engine.health == "ok")
+            narrate("stopping")
         if not asked:
             raise EngineStopped("the engine stopped while serving; the lines above say why")
 

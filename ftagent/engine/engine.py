@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ftagent.conversation import Conversation
-from ftagent.engine.api import GenerateRequest, Health, ModelInfo
+from ftagent.engine.api import GenerateRequest, Health, LoadProgress, ModelInfo
 from ftagent.engine.context.anchors import PrefixCache
 from ftagent.engine.context.checks import AnchorChecker, tolerance_for
 from ftagent.engine.context.tiers import PrefixStore
@@ -146,14 +146,16 @@ class LocalEngine:
                 self._runner.close()
 
 
-def start_engine(options: EngineOptions) -> LocalEngine:
-    """Load the model of `options` and start its engine. Blocks. Raises LoadFailed and ConfigError."""
+def start_engine(options: EngineOptions, progress: LoadProgress | None = None) -> LocalEngine:
+    """Load the model of `options` and start its engine. Blocks. `progress` is told how far it is, from
+    several threads. Raises LoadFailed and ConfigError.
+    """
     from ftagent import demo
     from ftagent.engine.load import load_runner  # loads torch
     from ftagent.engine.prefixes import store_for
 
     directory = demo.directory() if options.model == "demo" else Path(options.model).expanduser()
-    runner = load_runner(directory, options)
+    runner = load_runner(directory, options, progress=progress)
     try:
         preparer = Preparer.from_directory(
             directory, runner.info, constrain=options.constrain_tools, seed=options.seed

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from ftagent import __version__
 from ftagent.engine.api import Engine
+from ftagent.engine.starting import StartingEngine
 from ftagent.errors import FtError
 from ftagent.gateway import wire_anthropic, wire_openai
 from ftagent.gateway.body import BODY_LIMIT, parse_request
@@ -90,7 +91,11 @@ class Routes:
 
     async def health(self) -> Response:
         health = self._engine.health
-        return JSONResponse({"status": health}, 200 if health == "ok" else 503)
+        body: dict[str, Any] = {"status": health}
+        state = self._engine.loading if isinstance(self._engine, StartingEngine) else None
+        if state is not None:
+            body |= {"phase": state.phase, "bytes_read": state.done, "bytes_total": state.total}
+        return JSONResponse(body, 200 if health == "ok" else 503)
 
     async def metrics(self) -> Response:
         return Response(prometheus_text(self._engine.stats()), media_type=CONTENT_TYPE)

@@ -146,11 +146,25 @@ def prefill(tokens: int, repeats: int, reference: bool, as_json: bool, **flags: 
     type=click.IntRange(min=1),
     help="Compute only the last N turns of each replay cold. Unset: all, and with --tokens one.",
 )
+@click.option(
+    "--sessions",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Conversations that take turns in the last replay.",
+)
 @click.option("--restart/--no-restart", default=True, show_default=True, help="Measure a second start too.")
 @json_flag
 @setting_flags(ENGINE_FLAGS)
 def anchors(
-    system: int, tokens: int | None, cold: int | None, restart: bool, as_json: bool, **flags: Any
+    system: int,
+    tokens: int | None,
+    cold: int | None,
+    sessions: int,
+    restart: bool,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
     """What a turn costs after the edits that agents make, and the first one after a restart.
 
@@ -162,7 +176,7 @@ def anchors(
     from ftagent.engine.anchor_bench import AnchorsWish, bench_anchors
 
     compared = 1 if cold is None and tokens is not None else cold
-    wish = AnchorsWish(engine_options(settings), system, tokens, compared, restart)
+    wish = AnchorsWish(engine_options(settings), system, tokens, compared, restart, sessions)
     result = bench_anchors(wish, narrate)
     if as_json:
         from ftagent.engine.machine.probe import probe

@@ -33,7 +33,7 @@ class AnchorsWish:
     """What to measure: `words` of system text, or as many as make `tokens` with what else begins a prompt.
 
     `cold_turns` of each replay, the last ones, are computed once more by an engine that keeps nothing; None:
-    all. `restart`: measure a second start too.
+    all. `restart`: measure a second start too. `sessions` take turns in the last replay.
     """
 
     options: EngineOptions
@@ -41,6 +41,7 @@ class AnchorsWish:
     tokens: int | None = None
     cold_turns: int | None = None
     restart: bool = True
+    sessions: int = replays.SESSIONS
 
 
 class Cold(NamedTuple):
@@ -221,7 +222,7 @@ def _replay(wish: AnchorsWish) -> _Warm:
     engine = start_engine(wish.options)
     try:
         words = _words(engine, wish)
-        return _Warm(engine.model, words, replays.run_replays(engine, words))
+        return _Warm(engine.model, words, replays.run_replays(engine, words, wish.sessions))
     finally:
         engine.close()
 

@@ -88,6 +88,7 @@ class _Replayer:
         self._place = begin
         self._system_words = system_words
         self._numbers = 0
+        self.sessions = SESSIONS
         self.turns: list[Turn] = []
 
     def words(self, count: int) -> str:
@@ -148,12 +149,13 @@ class _Replayer:
 Replay = Callable[[_Replayer], None]
 
 
-def run_replays(engine: Replayable, system_words: int) -> list[Turn]:
-    """All replays, one after the other.
+def run_replays(engine: Replayable, system_words: int, sessions: int = SESSIONS) -> list[Turn]:
+    """All replays, one after the other; the last has so many `sessions`.
 
     Raises ConfigError when they do not fit the model's context, EngineError when the engine fails.
     """
     replayer = _Replayer(engine, system_words)
+    replayer.sessions = sessions
     replayer.check_room(ROOM_WORDS)
     for replay in _REPLAYS:
         replay(replayer)
@@ -259,8 +261,8 @@ def _titles(replayer: _Replayer) -> None:
 
 
 def _sessions(replayer: _Replayer) -> None:
-    """SESSIONS conversations take turns."""
-    talks = [replayer.talk("sessions") for _ in range(SESSIONS)]
+    """As many conversations as there are sessions take turns."""
+    talks = [replayer.talk("sessions") for _ in range(replayer.sessions)]
     for turn in range(3):
         for talk in talks:
             talk.say(30)

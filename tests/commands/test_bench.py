@@ -232,6 +232,7 @@ def test_anchors_asks_for_what_the_flags_say_and_shows_every_figure(monkeypatch:
     assert found["restart"]["cold_first_s"] == 2.0
     shown = run("anchors", "--system", "60", "--no-restart").splitlines()
     assert (seen[1].words, seen[1].tokens, seen[1].cold_turns, seen[1].restart) == (60, None, None, False)
+    assert seen[1].sessions == 20
     assert shown[1].split() == "append only 1 60 30 59 31 98.0% 250 ms 1500 ms 0.167 yes".split()
     assert len(shown) == 3
     shown = run("anchors").splitlines()

@@ -84,11 +84,11 @@ def test_a_turn_costs_what_is_new_in_it(
     replay: replays.Replay, engines: tuple[LocalEngine, LocalEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound of the whole bench in small: all of the common prefix but one boundary's gap."""
-    monkeypatch.setattr(replays, "SESSIONS", 3)
     monkeypatch.setattr(replays, "REPLY_TOKENS", 8)
     both = []
     for engine in engines:
         replayer = replays._Replayer(engine, 60)
+        replayer.sessions = 3
         replay(replayer)
         both.append(replayer.turns)
         engine.scheduler.check_integrity()
@@ -119,11 +119,12 @@ def test_a_system_text_of_as_many_tokens_as_asked_for(engines: tuple[LocalEngine
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_whole_bench_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Four engines in processes of their own; the second start finds the file of the first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
-    found = anchor_bench.bench_anchors(AnchorsWish(OPTIONS, 60, cold_turns=1), said.append)
+    found = anchor_bench.bench_anchors(AnchorsWish(OPTIONS, 60, cold_turns=1, sessions=2), said.append)
     assert len(said) == 4
     assert [replay.compared for replay in found.replays] == [1] * 7
     assert all(replay.warm_equals_cold and replay.reused_share > 0.9 for replay in found.replays)

@@ -35,7 +35,8 @@ from ftagent.tui.widgets import FiguresColumn, StatusRow
 
 NOTICE_S = 6.0
 _BELL_S = 0.5  # bells that follow sooner are not passed on
-_SPINNER = range(0x2800, 0x2900)  # braille patterns, which agents turn in their titles while they work
+# What agents turn in their titles while they work: braille patterns and half circles.
+_SPINNER = frozenset(map(chr, range(0x2800, 0x2900))) | frozenset("◐◓◑◒")
 _WRAPPER_FAILED = 125
 
 
@@ -60,7 +61,7 @@ def busy(title: str) -> bool | None:
     """Whether an agent works, by the spinner in its window title; None if the title does not tell."""
     if not title:
         return None
-    if ord(title[0]) in _SPINNER:
+    if title[0] in _SPINNER:
         return True
     return False if title[0] == "✳" else None
 

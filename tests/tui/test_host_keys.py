@@ -84,7 +84,14 @@ def test_every_action_can_be_done_and_is_in_the_help() -> None:
 
 @pytest.mark.parametrize(
     ("title", "state"),
-    [("⠂ Claude Code", True), ("⠐ x", True), ("✳ Claude Code", False), ("vim", None), ("", None)],
+    [
+        ("⠂ Claude Code", True),
+        ("⠐ x", True),
+        ("◑ Claude Code", True),
+        ("✳ Claude Code", False),
+        ("vim", None),
+        ("", None),
+    ],
 )
 def test_titles_tell_whether_an_agent_works(title: str, state: bool | None) -> None:
     assert busy(title) is state

@@ -13,6 +13,7 @@ from ftagent.engine.context.disk import DiskTier
 from ftagent.engine.context.tiers import HostTier, PrefixStore
 from ftagent.engine.options import EngineOptions
 from ftagent.engine.steps import LoadedModel
+from ftagent.engine.weights.ftw import SUFFIX
 from ftagent.paths import cache_dir
 
 DISK_BYTES = 4 << 30
@@ -46,7 +47,7 @@ def identity(directory: Path, fingerprint: str, dtype: str) -> str:
     """
     digest = hashlib.sha256(f"{__version__} {fingerprint} {dtype}\n".encode())
     for path in sorted(directory.glob("*")):
-        if path.suffix in (".safetensors", ".json"):
+        if path.suffix in (".safetensors", SUFFIX, ".json"):
             found = path.stat()
             digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]

@@ -93,6 +93,10 @@ def test_models_and_versions_are_told_apart(tmp_path: Path) -> None:
     assert identity(tmp_path, "other", "torch.float32") != one
     (tmp_path / "model.safetensors").write_bytes(b"another")
     assert identity(tmp_path, "print", "torch.float32") != one
+    (tmp_path / "model-00001-of-00001.ftw").write_bytes(b"one")
+    converted = identity(tmp_path, "print", "torch.float32")
+    (tmp_path / "model-00001-of-00001.ftw").write_bytes(b"another")
+    assert identity(tmp_path, "print", "torch.float32") != converted
     assert identity(demo.directory(), "print", "x") == identity(demo.directory(), "print", "x")
 
 

@@ -6,6 +6,7 @@ The replies are held against transformers; without a device the kernels are inte
 from __future__ import annotations
 
 import gc
+import random
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from ftagent.engine.chunk import Chunk
 from ftagent.engine.context.keeping import Kept
 from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage
 from ftagent.engine.context.recurrent import StateShape
+from ftagent.engine.context.tiers import Held
 from ftagent.engine.context.windows import WindowShape
 from ftagent.engine.device.contents import DeviceContents, DeviceStates
 from ftagent.engine.device.kept import Block, KeptMemory
 from ftagent.engine.device.runner import DeviceRunner
+from ftagent.engine.experts.pinning import CudaRegistrar
 from tests.engine.models.tiny import Oracle
 from tests.support.device_twin import load_on, twin_options
 
@@ -94,7 +97,9 @@ class Pools:
             self.storage.layer(layer).copy_(torch.randn(self.storage.layer(layer).shape))
         self.states = DeviceStates(3, STATES, device, window, dtype)
         copies = max(3 * shape.page_bytes(dtype), self.states.slot_bytes)
-        self.contents = DeviceContents(self.storage, self.states, kept, copies)
+        registrar = CudaRegistrar(device) if device.type == "cuda" else None
+        self.contents = DeviceContents(self.storage, self.states, kept, copies, registrar)
+        self.contents.ready()
 
     def page(self, layer: int, page: int) -> torch.Tensor:
         return self.storage.layer(layer)[:, page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS]
@@ -155,6 +160,49 @@ def test_pages_lie_in_memory_as_those_of_the_cpu_do(device: torch.device) -> Non
     for place, page in enumerate((9, 4)):
         for layer in range(3):
             assert torch.equal(found[place, layer], pools.page(layer, page).cpu())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_overtaken_where_copies_follow_each_other(seed: int, device: torch.device) -> None:
+    """Slots and pages are overwritten right behind the copy out of them, blocks dropped while on their way,
+    and their memory used again: what comes back is what was there when it was kept.
+    """
+    dice = random.Random(seed)
+    pools = Pools(device, torch.float32, Kept(4, 200_000), WindowShape())
+    slots = [pools.states.allocate() for _ in range(3)]
+    states: list[tuple[Block, list[torch.Tensor]]] = []
+    pages: list[tuple[Held, float]] = []
+    for step in range(120):
+        match dice.randrange(4):
+            case 0:
+                slot = dice.choice(slots)
+                values = pools.fill(slot)
+                block = pools.states.snapshot(slot)
+                pools.states.recurrent[:, slot].zero_()
+                states += [] if block is None else [(block, values)]
+            case 1 if states:
+                block, values = states.pop(dice.randrange(len(states)))
+                slot = dice.choice(slots)
+                pools.states.restore(slot, block)
+                del block
+                assert pools.is_in(slot, values)
+            case 2:
+                source = dice.sample(range(12), 4)
+                for layer in range(3):
+                    for page in source:
+                        pools.page(layer, page).fill_(step)
+                held = pools.contents.read_pages(source, spare=False)
+                for layer in range(3):
+                    pools.page(layer, source[0]).fill_(-1)
+                pages += [] if held is None else [(held, step)]
+            case _ if pages:
+                held, value = pages.pop(dice.randrange(len(pages)))
+                target = dice.sample(range(12), 3)
+                pools.contents.write_pages(target, held, 1)
+                del held
+                assert all(bool((pools.page(2, page) == value).all()) for page in target)
+    pools.contents.check_integrity()
+    pools.contents.close()
 
 
 def test_what_must_be_written_finds_other_memory_where_none_is_left(device: torch.device) -> None:

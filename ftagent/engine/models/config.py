@@ -13,6 +13,8 @@ from ftagent.engine.kernels.swiglu import Swiglu
 from ftagent.errors import LoadFailed
 
 LayerKind = Literal["full_attention", "sliding_attention", "linear_attention", "latent_attention"]
+KERNEL_HEADS = range(16, 257, 8)  # sizes of heads that `kernels.gpu.attention` does
+KERNEL_GROUP = 16  # and query heads on one KV head, at most
 ROPE_KINDS = ("default", "mrope", "linear", "llama3", "yarn")
 
 
@@ -167,11 +169,13 @@ class ModelConfig:
     @property
     def cpu_only(self) -> str | None:
         """What of this model the kernels of a GPU do not compute; None when there is nothing of the kind."""
+        if self.latent is not None:
+            return None
+        group = self.heads // self.kv_heads
         return _named(
             {
-                "norms of all heads together": self.query_key_norm == "projection",
-                "attention over latents": self.latent is not None,
-                "routing by sigmoids": self.sigmoid is not None,
+                f"attention heads of {self.head_dim}": self.head_dim not in KERNEL_HEADS,
+                f"{group} query heads on a KV head": group > KERNEL_GROUP,
             }
         )
 
@@ -183,7 +187,10 @@ class ModelConfig:
                 "attention within a window": "sliding_attention" in self.layers,
                 "attention sinks": self.sinks,
                 "attention with biases": self.qkv_bias or self.out_bias,
+                "attention over latents": self.latent is not None,
+                "norms of all heads together": self.query_key_norm == "projection",
                 "experts with biases or clamps": self.biased_moe or self.swiglu != Swiglu(),
+                "routing by sigmoids": self.sigmoid is not None,
             }
         )
 

@@ -85,6 +85,20 @@ class LatentAttention:
         done += [self._span(query[span.rows], stored[span.rows], span, kv) for span in batch.spans]
         return self._out(done, x, batch.decode)
 
+    def run_span(
+        self,
+        x: torch.Tensor,
+        places: torch.Tensor,
+        span: Span,
+        kv: KvStorage,
+        rope: Rope,
+        turn: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """The layer on the rows x of one span alone, whose places in the pages are `places`."""
+        query, stored, _ = self._rows(x, 0, rope, turn)
+        kv.write(self.kv_layer, places, stored.unsqueeze(0))
+        return self._out([self._span(query, stored, span, kv)], x, 0)
+
     def _rows(
         self, x: torch.Tensor, decode: int, rope: Rope, turn: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -26,6 +26,7 @@ from ftagent.engine.kernels.gpu.scan import delta_prefill
 from ftagent.engine.models.batch import Batch, Span
 from ftagent.engine.models.decoder import Block, Pools, Weights
 from ftagent.engine.models.gated_delta_net import GatedDeltaNet
+from ftagent.engine.models.latent_attention import LatentAttention
 from ftagent.engine.models.layers import (
     Attention,
     Mlp,
@@ -35,6 +36,7 @@ from ftagent.engine.models.layers import (
     Rope,
     WindowAttention,
 )
+from ftagent.engine.models.sigmoid_moe import SigmoidMoe
 
 
 def prefill(weights: Weights, rope: Rope, pools: Pools, batch: Batch) -> torch.Tensor:
@@ -55,34 +57,47 @@ def _mix(block: Block, x: torch.Tensor, batch: Batch, rope: Rope, pools: Pools) 
         return mix_delta(block.mixer, x, batch, pools.states)
     if isinstance(block.mixer, WindowAttention):
         return mix_window(block.mixer, x, batch, pools.states.windows, rope)
-    assert isinstance(block.mixer, Attention), "families with other mixers run on the CPU"
+    if isinstance(block.mixer, LatentAttention):
+        return mix_latent(block.mixer, x, batch, pools.kv, rope)
     return mix_attention(block.mixer, x, batch, pools.kv, rope)
 
 
 def _feed(block: Block, x: torch.Tensor, batch: Batch, pool: RoutedExperts | None) -> torch.Tensor:
     if isinstance(block.mlp, Mlp):
         return feed_dense(block.mlp, x, batch)
-    assert isinstance(block.mlp, Moe), "families that route by sigmoids run on the CPU"
     assert pool is not None, "a model with MoE layers has an expert pool"
+    if isinstance(block.mlp, SigmoidMoe):
+        return feed_scored(block.mlp, x, batch, pool)
     return feed_experts(block.mlp, x, batch, pool)
 
 
 def attention_spec(
     layer: Attention | WindowAttention, rope: Rope
 ) -> tuple[AttentionSpec, torch.Tensor | None]:
-    """A layer as the kernels see it, and its norms float32 [heads + kv_heads, head_dim]."""
-    norm = layer.norm
-    assert not isinstance(norm, ProjectionNorm), "the kernels have norms of single heads"
+    """A layer as the kernels see it, and its norms float32 [heads + kv_heads, head_dim] where each head has
+    its own.
+    """
+    norm = layer.norm if isinstance(layer.norm, RmsNorm) else None
     eps, normed = (norm.eps, True) if norm else (0.0, False)
     shape = (layer.heads, layer.kv_heads, layer.head_dim, rope.size)
     return AttentionSpec(*shape, layer.scale, eps, layer.gated, normed), norm.weight if norm else None
+
+
+def _into(layer: Attention | WindowAttention, x: torch.Tensor) -> torch.Tensor:
+    """q | k | v | gate of normed rows x, with the norms that are not of single heads applied."""
+    flat = F.linear(x, layer.into, layer.into_bias)
+    if isinstance(layer.norm, ProjectionNorm):
+        heads = layer.heads + layer.kv_heads
+        query_key = flat[:, : heads * layer.head_dim].view(len(x), heads, layer.head_dim)
+        query_key.copy_(layer.norm.float32(query_key))
+    return flat
 
 
 def mix_attention(layer: Attention, x: torch.Tensor, batch: Batch, kv: KvStorage, rope: Rope) -> torch.Tensor:
     """The attention layer on normed rows x [rows, H], which are overwritten with the result."""
     spec, norms = attention_spec(layer, rope)
     for span in batch.spans:
-        flat = F.linear(x[span.rows], layer.into, layer.into_bias)  # q | k | v | gate
+        flat = _into(layer, x[span.rows])
         positions, places = batch.positions[span.rows], batch.places[span.rows]
         stored = kv.layer(layer.kv_layer)
         query = qk_norm_rope(flat, spec, norms, rope.cos, rope.sin, positions, places, stored)
@@ -96,7 +111,7 @@ def mix_window(
     """The window layer on normed rows x [rows, H], which are overwritten with the result."""
     spec, norms = attention_spec(layer, rope)
     for span in batch.spans:
-        flat = F.linear(x[span.rows], layer.into, layer.into_bias)  # q | k | v | gate
+        flat = _into(layer, x[span.rows])
         new = flat.new_empty(2 * layer.kv_heads, len(flat), layer.head_dim)
         positions, places = batch.positions[span.rows], torch.arange(len(flat), device=x.device)
         query = qk_norm_rope(flat, spec, norms, rope.cos, rope.sin, positions, places, new)
@@ -106,6 +121,16 @@ def mix_window(
         rings.write(layer.kv_layer, span.slot, span.start, new)
         out = join([part], layer.sinks).transpose(0, 1).reshape(len(query), -1)
         _project(layer, out, flat, x[span.rows])
+    return x
+
+
+def mix_latent(
+    layer: LatentAttention, x: torch.Tensor, batch: Batch, kv: KvStorage, rope: Rope
+) -> torch.Tensor:
+    """The latent attention layer on normed rows x [rows, H], which are overwritten with the result."""
+    for span in batch.spans:
+        turn = rope.at(batch.positions[span.rows])
+        x[span.rows] = layer.run_span(x[span.rows], batch.places[span.rows], span, kv, rope, turn)
     return x
 
 
@@ -173,4 +198,19 @@ def feed_experts(layer: Moe, x: torch.Tensor, batch: Batch, pool: RoutedExperts)
             flat = F.linear(x[span.rows], shared)  # gate | up | gate of the shared expert
             inner = F.linear(gated(flat[:, :-1]), layer.down)
             out[span.rows].addcmul_(inner, torch.sigmoid(flat[:, -1:]))
+    return out
+
+
+def feed_scored(layer: SigmoidMoe, x: torch.Tensor, batch: Batch, pool: RoutedExperts) -> torch.Tensor:
+    """The same for experts that are scored by sigmoids; the shared expert has no gate."""
+    rows = len(x)
+    weights = x.new_empty(rows, layer.per_token)
+    chosen = torch.empty(rows, layer.per_token, dtype=torch.int64, device=x.device)
+    for span in batch.spans:
+        weights[span.rows], chosen[span.rows] = layer.route(F.linear(x[span.rows].float(), layer.router))
+    out = pool.forward(layer.moe_layer, x, chosen, weights, 0)
+    if layer.shared is not None:
+        for span in batch.spans:
+            inner = gated(F.linear(x[span.rows], layer.shared.gate_up))
+            out[span.rows].add_(F.linear(inner, layer.shared.down))
     return out

@@ -52,7 +52,10 @@ class SigmoidMoe:
             self.shared = Mlp(source, prefix + "shared_experts.", config.hidden, config.shared_intermediate)
 
     def __call__(self, x: torch.Tensor, batch: Batch, pool: RoutedExperts) -> torch.Tensor:
-        logits = project(x.float(), self.router, batch.decode)
-        weights, chosen = choose(logits, self.bias, self.per_token, self.routing, self.renormalise)
+        weights, chosen = self.route(project(x.float(), self.router, batch.decode))
         out = pool.forward(self.moe_layer, x, chosen, weights.to(x.dtype), batch.decode)
         return out if self.shared is None else out.add_(self.shared(x, batch))
+
+    def route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights float32 and experts int64 of each row, [rows, k]; logits float32 [rows, experts]."""
+        return choose(logits, self.bias, self.per_token, self.routing, self.renormalise)

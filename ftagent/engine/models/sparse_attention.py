@@ -54,6 +54,21 @@ class SparseLatentAttention(LatentAttention):
             done += self._sparse_span(query[rows], stored[rows], (asked[0][rows], asked[1][rows]), span, kv)
         return self._out(done, x, decode)
 
+    def run_span(
+        self,
+        x: torch.Tensor,
+        places: torch.Tensor,
+        span: Span,
+        kv: KvStorage,
+        rope: Rope,
+        turn: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        query, stored, compressed = self._rows(x, 0, rope, turn)
+        keys = self.indexer.keys(x, 0, rope, turn).to(x.dtype)
+        kv.write(self.kv_layer, places, torch.cat((stored, keys), dim=-1).unsqueeze(0))
+        asked = self.indexer.queries(x, compressed, 0, rope, turn)
+        return self._out(self._sparse_span(query, stored, asked, span, kv), x, 0)
+
     def _sparse_span(
         self,
         query: torch.Tensor,

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ftagent.engine import load
 from ftagent.engine.context.pages import PAGE_TOKENS
-from ftagent.engine.load import load_runner, open_model
+from ftagent.engine.load import load_runner
 from ftagent.engine.models import batch, latent_attention, sparse_attention, sparse_index
 from ftagent.engine.models.config import LatentShape
 from ftagent.engine.models.latent_attention import expand_from
 from ftagent.engine.options import EngineOptions
-from ftagent.errors import ConfigError, LoadFailed
+from ftagent.errors import LoadFailed
 from tests.engine.kernels.blas import assert_same
 from tests.engine.models.driving import Request, logits_by_chunks
 from tests.engine.models.test_batching import alone, together
@@ -142,14 +141,6 @@ def test_a_copied_page_holds_the_same_latents(tmp_path: Path) -> None:
     runner.copy_page(page, other)
     request.pages, request.length = [other], 50
     assert torch.equal(request.feed([7]), expected)
-
-
-def test_a_gpu_is_refused_before_a_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Oracle("deepseek_v3", tmp_path, 1, {})
-    (tmp_path / "model.safetensors").write_bytes(b"never read")
-    monkeypatch.setattr(load, "choose_device", lambda asked, weights: torch.device("cuda", 0))
-    with pytest.raises(ConfigError, match=r"latents.*sigmoids.*--device cpu"):
-        open_model(tmp_path, EngineOptions(device="cuda"))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ftagent.engine.kernels.gpu.attention import AttentionSpec
 from ftagent.engine.load import open_model
 from ftagent.engine.models.registry import FAMILIES, model_config
 from ftagent.engine.options import EngineOptions
@@ -85,14 +86,33 @@ def test_gpt_oss_as_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("minimax_m2", "norms of all heads together"), ("deepseek_v3", "latents")]
+    ("changes", "reason"),
+    [
+        ({"head_dim": 12}, "attention heads of 12"),
+        ({"head_dim": 264}, "attention heads of 264"),
+        ({"num_attention_heads": 34, "num_key_value_heads": 2}, "17 query heads on a KV head"),
+    ],
 )
-def test_a_gpu_is_refused_with_the_reason(
-    family: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_is_refused_with_the_reason_before_a_weight_is_read(
+    changes: dict[str, int], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rather than that something of the model is left out."""
     monkeypatch.setattr("ftagent.engine.load.choose_device", lambda asked, weights: torch.device("cuda", 0))
-    Oracle(family, tmp_path, 0, {"num_hidden_layers": 1})
-    with pytest.raises(ConfigError, match=f"{family} does not run on a GPU yet.*{reason}.*--device cpu"):
-        open_model(tmp_path, EngineOptions(device="cuda:0"))
+    Oracle("llama", tmp_path, 0, {"num_hidden_layers": 1, "hidden_size": 68, **changes})
     assert open_model(tmp_path, EngineOptions(device="auto")).device.type == "cpu"
+    (tmp_path / "model.safetensors").write_bytes(b"never read")
+    with pytest.raises(ConfigError, match=f"llama does not run on a GPU yet.*{reason}.*--device cpu"):
+        open_model(tmp_path, EngineOptions(device="cuda:0"))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 15, 16, 17, 32])
+@pytest.mark.parametrize("head_dim", [8, 16, 20, 24, 128, 256, 264])
+def test_what_is_refused_is_what_the_kernels_refuse(heads: int, head_dim: int, tmp_path: Path) -> None:
+    shape = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": head_dim}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape}))
+    refused = model_config(tmp_path).cpu_only
+    try:
+        AttentionSpec(heads, 1, head_dim, head_dim, 1.0, 1e-6, False)
+    except ValueError:
+        assert refused is not None
+    else:
+        assert refused is None

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ftagent import paths
-from ftagent.commands.progress import ProgressLine
+from ftagent.commands.progress import GIB, ProgressLine
 from ftagent.engine.options import EngineOptions
 from ftagent.errors import FtError
 from ftagent.settings import Loaded, Settings, load
@@ -150,7 +150,12 @@ def open_engine(
 
     line = ProgressLine()
 
+    said: list[str] = []
+
     def tell(state: LoadState) -> None:
+        if state.how and not said and state.total >= GIB:
+            said.append(state.how)
+            narrate(state.how)
         if state.total:
             line.update(state.phase, state.done, state.total)
         if progress is not None:

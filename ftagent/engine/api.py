@@ -68,11 +68,14 @@ Health = Literal["loading", "ok", "failed", "stopped"]
 
 
 class LoadState(NamedTuple):
-    """How far loading is: bytes of weights that are in memory, and all of them."""
+    """How far loading is: bytes of weights that are in memory, and all of them; `how` they are read, in a
+    line for people, once that is decided.
+    """
 
     phase: Literal["checking", "reading", "preparing"]
     done: int = 0
     total: int = 0
+    how: str = ""
 
 
 LoadProgress = Callable[[LoadState], None]

@@ -36,6 +36,7 @@ class LoadMeter:
 
     def __init__(self, progress: LoadProgress | None = None) -> None:
         self._total = self._dense = self._experts = 0
+        self._how = ""
         self._progress = progress
         self._lock = threading.Lock()
 
@@ -44,6 +45,11 @@ class LoadMeter:
         with self._lock:
             self._total = total
             self._tell()
+
+    def say(self, how: str) -> None:
+        """How the experts are read."""
+        with self._lock:
+            self._how = how
 
     def add_dense(self, size: int) -> None:
         """One more tensor of `size` bytes is there."""
@@ -58,7 +64,8 @@ class LoadMeter:
             self._tell()
 
     def _tell(self) -> None:
-        self.tell(LoadState("reading", min(self._dense + self._experts, self._total), self._total))
+        done = min(self._dense + self._experts, self._total)
+        self.tell(LoadState("reading", done, self._total, self._how))
 
     def tell(self, state: LoadState) -> None:
         """Pass a state on."""
@@ -109,6 +116,7 @@ def _threads(opened: Opened, formats: tuple[ExpertFormat, ...]) -> int:
     )
     found = choose_readers(what, cores, psutil.virtual_memory().available, opened.options.readers)
     log.info("%s: %s", opened.directory, found.how)
+    opened.meter.say(found.how)
     return found.threads
 
 

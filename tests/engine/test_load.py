@@ -340,5 +340,6 @@ def test_progress_counts_all_bytes_of_the_weights(model: Oracle) -> None:
     assert seen[0] == LoadState("checking")
     assert {state.phase for state in seen[1:]} == {"reading"}
     assert len({state.total for state in seen[1:]}) == 1
+    assert "GiB of experts from safetensors" in seen[-1].how
     assert seen[-1].done == seen[-1].total > 0
     assert seen[1:] == sorted(seen[1:])

@@ -7,19 +7,36 @@ joined freely; put together they equal the reply that was not streamed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "stop_sequence", "length", "tool_calls", "cancelled"]
 
 
+class Divergence(NamedTuple):
+    """Where a prompt left the one before it in the same conversation, instead of going on behind it.
+
+    `block` is a kind and the number of its message ("system[0]", "tools"), `lost` the tokens of the prompt
+    before that stood behind. `volatile`: in a block that clients usually leave as it is.
+    """
+
+    turn: int  # of the conversation, from 1
+    token: int
+    block: str
+    lost: int
+    volatile: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request. `prompt_tokens` counts all of the prompt, cached ones included."""
+    """Tokens of one request. `prompt_tokens` counts all of the prompt, cached ones included. `divergence`:
+    where the prompt changed though it should have gone on behind the one before it.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, slots=True)

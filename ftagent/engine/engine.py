@@ -122,7 +122,8 @@ class LocalEngine:
 
     def stats(self) -> Snapshot:
         """See `api.Engine.stats`."""
-        return replace(aged(self._worker.snapshot), divergence=self._preparer.watch.newest)
+        watch = self._preparer.watch
+        return replace(aged(self._worker.snapshot), divergence=watch.newest, divergences=watch.counts())
 
     def check_integrity(self) -> None:
         """Check the books of pools, tree and anchors between two steps. Raises BooksBroken."""

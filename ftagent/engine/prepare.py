@@ -27,6 +27,7 @@ from ftagent.engine.reply import Parses, RawText, ReplyStream
 from ftagent.engine.sampling import Constraint, Sampler, SamplingDefaults, check_params
 from ftagent.engine.task import Outbox, Task
 from ftagent.errors import BadRequest, PromptTooLong
+from ftagent.events import Divergence
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Preparer:
         boundaries = prompt.rendered.boundaries if prompt.rendered else ()
         length = self._check_length(prompt.token_ids)
         room = self._info.context - length
-        self._watch(request, prompt)
+        divergence = self._watch(request, prompt)
         number = next(self._numbers)
         marks = choose_marks(boundaries, length, prompt.rendered.reply_begins if prompt.rendered else None)
         job = Job(
@@ -131,6 +132,7 @@ class Preparer:
             eos=frozenset() if params.ignore_eos else self._eos,
             hidden=self._eos,
             rendered=prompt.rendered,
+            divergence=divergence,
             constraint=prompt.constraint,
             arrived=arrived,
         )
@@ -181,20 +183,24 @@ class Preparer:
             text_of=lambda token: tokenizer.decode([token]),
         )
 
-    def _watch(self, request: GenerateRequest, prompt: _Prompt) -> None:
-        """Say it once for each conversation when its prompts change where they should not."""
+    def _watch(self, request: GenerateRequest, prompt: _Prompt) -> Divergence | None:
+        """Where the prompt changed though it should not; it is logged once for each conversation."""
         if not isinstance(request.prompt, Conversation) or prompt.rendered is None:
-            return
+            return None
         messages = request.prompt.messages
         begins = next((message.text for message in messages if message.role == "user"), "")
         conversation = (request.session, hash(begins), bool(request.prompt.tools))
-        found = self.watch.note(conversation, prompt.token_ids, prompt.rendered.boundaries)
-        if found is not None:
+        rendered = prompt.rendered
+        found, first = self.watch.note(
+            conversation, rendered.token_ids, rendered.boundaries, rendered.reply_begins
+        )
+        if found is not None and first:
             log.warning(
                 "turn %d of a conversation differs from the one before at token %d, in block %s: %d tokens "
                 "behind it are computed again; look for a date, a counter or the like there",
                 *(found.turn, found.token, found.block, found.lost),
             )
+        return found
 
     def _check_length(self, token_ids: Sequence[int]) -> int:
         """The prompt must leave room for one token of reply at least."""

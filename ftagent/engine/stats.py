@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from ftagent.events import Divergence as Divergence
+
 Phase = Literal["idle", "prefill", "decode", "mixed"]
 
 
@@ -55,20 +57,6 @@ class ExpertStats(NamedTuple):
         """Share of recent look-ups found in a slot, 0..1; None before the first look-up."""
         seen = self.recent_hits + self.recent_misses
         return self.recent_hits / seen if seen else None
-
-
-class Divergence(NamedTuple):
-    """Where a prompt left the one before it in the same conversation, instead of going on behind it.
-
-    `block` is a kind and the number of its message ("system[0]", "tools"), `lost` the tokens of the prompt
-    before that stood behind. `volatile`: in a block that clients usually leave as it is.
-    """
-
-    turn: int  # of the conversation, from 1
-    token: int
-    block: str
-    lost: int
-    volatile: bool
 
 
 class AnchorMismatch(NamedTuple):
@@ -131,3 +119,4 @@ class Snapshot:
     anchors_skipped: int = 0  # times a state could not be kept because its pool was full
     anchor_checks: AnchorChecks | None = None  # None: not asked for
     divergence: Divergence | None = None  # the newest volatile span that a prompt was found to have
+    divergences: tuple[tuple[str, int], ...] = ()  # how many there were since start, by kind of block

@@ -15,7 +15,7 @@ from ftagent.engine.job import Job
 from ftagent.engine.reply import ReplyStream
 from ftagent.engine.sampling import Constraint, Sampler
 from ftagent.errors import FtError
-from ftagent.events import Event, Finished, FinishReason, Usage
+from ftagent.events import Divergence, Event, Finished, FinishReason, Usage
 
 if TYPE_CHECKING:
     from ftagent.engine.prompt.template import RenderedPrompt
@@ -58,7 +58,7 @@ class Task:
     """One request with all that its reply needs. Times are time.monotonic().
 
     `eos` holds the ids that end the reply: none when the request ignores them. `hidden` ids have no text.
-    `rendered` is None for a raw prompt.
+    `rendered` is None for a raw prompt. `divergence`: see `events.Usage`.
     """
 
     job: Job
@@ -68,6 +68,7 @@ class Task:
     eos: frozenset[int]
     hidden: frozenset[int]
     rendered: RenderedPrompt | None = None
+    divergence: Divergence | None = None
     constraint: Constraint | None = None
     arrived: float = 0.0
     started: float | None = None
@@ -81,6 +82,7 @@ class Task:
             completion_tokens=len(job.tokens) - job.prompt,
             cached_tokens=job.cached,
             reasoning_tokens=self.reply.reasoning_tokens,
+            divergence=self.divergence,
         )
 
     def finished(self, reason: FinishReason) -> Finished:

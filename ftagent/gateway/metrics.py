@@ -65,6 +65,9 @@ def _samples(snapshot: Snapshot) -> Iterator[Sample]:
     yield Sample("ftagent_context_used_tokens", "gauge", "Longest running request.", snapshot.context_used)
     skipped = "States not kept because their pool was full."
     yield Sample("ftagent_anchors_skipped_total", "counter", skipped, snapshot.anchors_skipped)
+    for kind, count in snapshot.divergences:
+        text = "Prompts that changed where the one before should have been continued, by kind of block."
+        yield Sample("ftagent_prompt_divergences_total", "counter", text, count, (("block", kind),))
     if snapshot.anchor_checks is not None:
         checks = snapshot.anchor_checks
         text = "Resumed prompts that were computed cold as well and compared."

@@ -9,6 +9,7 @@ from typing import Any
 
 from ftagent.errors import FtError
 from ftagent.events import Event, Finished, FinishReason, Usage
+from ftagent.gateway.divergence import divergence_field
 from ftagent.gateway.errors import error_body, fault_of
 from ftagent.gateway.fold import Closed, Grew, Opened, Part, ReplyBlock, ReplyFold
 from ftagent.gateway.sse import encode_event
@@ -103,6 +104,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        **divergence_field(usage),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ftagent.errors import FtError
 from ftagent.events import Event, Finished, FinishReason, TokenLogprob, Usage
+from ftagent.gateway.divergence import divergence_field
 from ftagent.gateway.errors import error_body, fault_of
 from ftagent.gateway.fold import Closed, Grew, Opened, Part, ReplyBlock, ReplyFold
 from ftagent.gateway.sse import DONE, encode_event
@@ -222,6 +223,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        **divergence_field(usage),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ftagent.errors import FtError
 from ftagent.events import Event, Finished, TokenLogprob, Usage
+from ftagent.gateway.divergence import divergence_field
 from ftagent.gateway.errors import fault_of
 from ftagent.gateway.fold import Closed, Grew, Opened, Part, ReplyBlock, ReplyFold
 from ftagent.gateway.sse import encode_event
@@ -234,4 +235,5 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **divergence_field(usage),
     }

@@ -87,25 +87,40 @@ class PromptWatch:
         self._lock = threading.Lock()
         self._watched: OrderedDict[Hashable, _Watched] = OrderedDict()
         self.newest: Divergence | None = None  # in a block that should not change
+        self._counts: dict[str, int] = {}
 
     def note(
-        self, conversation: Hashable, token_ids: Sequence[int], boundaries: Sequence[Boundary]
-    ) -> Divergence | None:
-        """A conversation's next prompt. Returns the first volatile span found in this conversation."""
-        prompt = (token_key(token_ids), boundaries)
+        self,
+        conversation: Hashable,
+        token_ids: Sequence[int],
+        boundaries: Sequence[Boundary],
+        said: int | None = None,
+    ) -> tuple[Divergence | None, bool]:
+        """A conversation's next prompt; behind its first `said` tokens is only what the reply begins with.
+
+        Returns the volatile span in it, if there is one, and whether that is the first of this conversation.
+        """
+        prompt = (token_key(token_ids[:said]), boundaries)
         with self._lock:
             known = self._watched.get(conversation)
             if known is None:
                 self._watched[conversation] = _Watched(1, prompt)
                 if len(self._watched) > CONVERSATIONS:
                     self._watched.popitem(last=False)
-                return None
+                return None, False
             self._watched.move_to_end(conversation)
             known.turn += 1
             found = find_divergence(known.prompt, prompt, known.turn)
             known.prompt = prompt
             if found is None or not found.volatile:
-                return None
+                return None, False
             self.newest = found
+            kind = found.block.partition("[")[0]
+            self._counts[kind] = self._counts.get(kind, 0) + 1
             first, known.told = not known.told, True
-            return found if first else None
+            return found, first
+
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """Volatile spans since start, by kind of block."""
+        with self._lock:
+            return tuple(sorted(self._counts.items()))

@@ -68,24 +68,38 @@ def test_a_compaction_is_no_volatile_span() -> None:
     assert (found.block, found.volatile) == ("user[1]", False)
 
 
-def test_a_volatile_span_is_told_once_for_each_conversation() -> None:
+def test_a_volatile_span_is_found_each_time_and_told_once_for_each_conversation() -> None:
     watch = PromptWatch()
-    assert watch.note("one", PROMPT, EDGES) is None
-    assert watch.note("one", [*PROMPT, 1], EDGES) is None
-    assert watch.note("one", changed(140), EDGES) is None  # thinking is often left out
+    assert watch.note("one", PROMPT, EDGES) == (None, False)
+    assert watch.note("one", [*PROMPT, 1], EDGES) == (None, False)
+    assert watch.note("one", changed(140), EDGES) == (None, False)  # thinking is often left out
     assert watch.newest is None
-    first = watch.note("one", changed(41), EDGES)
+    assert watch.counts() == ()
+    first, is_first = watch.note("one", changed(41), EDGES)
     assert first is not None
+    assert is_first
     assert (first.turn, first.token, first.block) == (4, 41, "system[0]")
-    assert watch.note("one", changed(30), EDGES) is None
-    assert watch.newest == Divergence(5, 30, "system[0]", 170, volatile=True)
-    assert watch.note("two", changed(20), EDGES) is None
-    assert watch.note("two", changed(21), EDGES) is not None
+    later = Divergence(5, 30, "system[0]", 170, volatile=True)
+    assert watch.note("one", changed(30), EDGES) == (later, False)
+    assert watch.newest == later
+    assert watch.note("two", changed(70), EDGES) == (None, False)
+    assert watch.note("two", changed(71), EDGES)[1]
+    assert watch.counts() == (("system", 2), ("tools", 1))
 
 
 def test_few_conversations_are_watched() -> None:
     watch = PromptWatch()
     for number in range(CONVERSATIONS + 1):
         watch.note(number, PROMPT, EDGES)
-    assert watch.note(0, changed(1), EDGES) is None
-    assert watch.note(CONVERSATIONS, changed(1), EDGES) is not None
+    assert watch.note(0, changed(1), EDGES) == (None, False)
+    assert watch.note(CONVERSATIONS, changed(1), EDGES)[1]
+
+
+def test_another_message_in_place_of_a_reply_is_no_volatile_span() -> None:
+    """The reply was dropped: what differs is the markup that it would have begun with."""
+    edges = (Boundary("user", 100, 1), Boundary("thinking_start", 200, 2))
+    for said, found in ((190, False), (None, True)):
+        watch = PromptWatch()
+        watch.note("one", PROMPT, edges, said)
+        noted, _ = watch.note("one", [*PROMPT[:192], 999, *PROMPT], edges, said)
+        assert (noted is not None) == found

@@ -31,7 +31,7 @@ ENDLESS = "Talk without an end"
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What an agent shows when it waits for words and when it asks for leave to run a command; how it ends."""
+    """What an agent shows when it waits for words and when it asks about a command; how it is left."""
 
     ready: str
     question: str | None

@@ -178,14 +178,20 @@ def encode_prompt(
     cuts: Iterable[int],
     edges: Sequence[int],
     known: KnownPrefix | None = None,
+    *,
+    certain: bool = False,
 ) -> Encoded:
     """Token ids of `text`, and for each character offset in `edges` the number of tokens wholly before it.
 
     No added token is recognised where it touches `words` (disjoint, ascending). Tokens end at each offset in
     `cuts`; apart from that the ids are those of the text as a whole, so edges change nothing. `known`, a
-    beginning of `text`, keeps its ids, provided that the same control tokens stand in it.
+    beginning of `text`, keeps its ids, provided that the same control tokens stand in it; that is not looked
+    at if it is `certain`, and then nothing is said of the words in it.
     """
-    markup = _markup(tokenizer, text, words)
+    if known is not None and certain:
+        markup = [*known.markup, *_markup(tokenizer, text, words, len(known.text))]
+    else:
+        markup = _markup(tokenizer, text, words)
     ids: list[int] = []
     positions: dict[int, int] = {}
     queue = sorted(set(edges), reverse=True)
@@ -222,10 +228,11 @@ def common_prefix(first: str, second: str) -> int:
     return low
 
 
-def _markup(tokenizer: Tokenizer, text: str, words: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Where added tokens stand in `text` outside of `words`."""
+def _markup(
+    tokenizer: Tokenizer, text: str, words: Sequence[tuple[int, int]], position: int = 0
+) -> list[tuple[int, int]]:
+    """Where added tokens stand in `text` from `position` on, outside of `words`."""
     found: list[tuple[int, int]] = []
-    position = 0
     for start, end in (*words, (len(text), len(text))):
         spans = tokenizer.added_spans(text[position:start])
         found += [(position + first, position + last) for first, last in spans]

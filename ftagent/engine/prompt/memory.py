@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ftagent.conversation import Boundary
 from ftagent.engine.prompt.tokenizer import Detokenizer, Tokenizer
 
 MAX_CALLS = 20_000
@@ -22,12 +23,50 @@ MAX_CHARACTERS = 8_000_000  # of all remembered texts together
 MAX_ORDERS = 64
 
 
+class Spoken(NamedTuple):
+    """What a reply said: thinking, words, and calls (name, arguments)."""
+
+    thinking: str
+    content: str
+    calls: tuple[tuple[str, Any], ...]
+
+
+NOTHING_SPOKEN = Spoken("", "", ())
+
+
+class Asked(NamedTuple):
+    """A prompt beside its ids: `template_text` is what the template itself wrote for it, `message` the index
+    that the reply has in the conversation."""
+
+    template_text: str
+    message: int
+    boundaries: tuple[Boundary, ...] = ()
+
+
 class KnownPrefix(NamedTuple):
-    """Prompt and reply as the model saw them: the text, its ids, and where its control tokens stand in it."""
+    """Prompt and reply as the model saw them: the text, its ids, and where its control tokens stand in it.
+
+    The first `prompt` characters are the prompt.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     markup: tuple[tuple[int, int], ...]
+    prompt: int
+    asked: Asked
+    spoken: Spoken
+
+    @property
+    def message(self) -> int:
+        return self.asked.message
+
+    @property
+    def template_text(self) -> str:
+        return self.asked.template_text
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        return self.asked.boundaries
 
 
 class ReplyMemory:
@@ -74,6 +113,8 @@ class ReplyMemory:
         token_ids: Sequence[int],
         markup: Sequence[tuple[int, int]],
         reply_ids: Sequence[int],
+        asked: Asked | None = None,
+        spoken: Spoken = NOTHING_SPOKEN,
     ) -> None:
         """Keep a prompt (its text, ids and control tokens' places) with the ids of the reply to it.
 
@@ -84,12 +125,28 @@ class ReplyMemory:
         whole, places = self._spell(text, reply_ids)
         if "\ufffd" in whole[len(text) :]:
             return
-        known = KnownPrefix(whole, (*token_ids, *reply_ids), (*markup, *places))
+        ids, marks = (*token_ids, *reply_ids), (*markup, *places)
+        known = KnownPrefix(whole, ids, marks, len(text), asked or Asked(text, -1), spoken)
         with self._lock:
             self._replies[whole] = known
             self._replies.move_to_end(whole)
-            while len(self._replies) > MAX_REPLIES or sum(map(len, self._replies)) > MAX_CHARACTERS:
+            while len(self._replies) > MAX_REPLIES or self._characters() > MAX_CHARACTERS:
                 self._replies.popitem(last=False)
+
+    def _characters(self) -> int:
+        return sum(
+            len(known.text) + (0 if known.text.startswith(known.template_text) else len(known.template_text))
+            for known in self._replies.values()
+        )
+
+    def answers(self, text: str) -> list[KnownPrefix]:
+        """The remembered replies to prompts that `text`, as a template wrote it, begins with.
+
+        Longest first.
+        """
+        with self._lock:
+            found = [known for known in self._replies.values() if text.startswith(known.template_text)]
+        return sorted(found, key=lambda known: len(known.template_text), reverse=True)
 
     def prefix(self, text: str) -> KnownPrefix | None:
         """The longest remembered prompt and reply that `text` begins with."""

@@ -17,12 +17,13 @@ from functools import lru_cache
 
 from ftagent.conversation import ToolSpec
 from ftagent.engine.prompt.channels import Channel
+from ftagent.engine.prompt.deltas import join_deltas
 from ftagent.engine.prompt.form_registry import ReplyForm, detect_form, form_table
 from ftagent.engine.prompt.forms import Condition, FormTable, Rule
 from ftagent.engine.prompt.headers import MAX_HEADER, header_prefix, is_words, read_header
 from ftagent.engine.prompt.matching import SPACE, CompiledRule, CompiledState, Match, compile_form
 from ftagent.engine.prompt.tool_calls import JsonBody, OpenCall, ToolBook
-from ftagent.events import Event, TextDelta, ThinkingDelta, ToolCallDelta
+from ftagent.events import Event, TextDelta, ThinkingDelta
 
 __all__ = ["ReplyForm", "ReplyParser", "detect_form"]
 
@@ -60,6 +61,7 @@ class ReplyParser:
         self._call: OpenCall | None = None
         self._json: JsonBody | None = None
         self._stray = ""
+        self._cut = True
         self._started = 0
         self._calls = 0
 
@@ -86,6 +88,7 @@ class ReplyParser:
         `cut` False says that the model itself ended its turn: then a call that only lacks its closers is
         completed. When that is not known, the call stays incomplete.
         """
+        self._cut = cut
         self._run(final=True)
         if self._json is not None:
             self._end_json(complete=not cut or self._json.complete)
@@ -119,7 +122,7 @@ class ReplyParser:
             found, rule = self._match(state, text, at, final)
             if found.verdict != "no":
                 return self._at_marker(found, rule, at)
-            if final and state.sink in _INSIDE and state.begins(text, at):
+            if final and self._cut and state.sink in _INSIDE and state.begins(text, at):
                 break  # cut inside a marker of a call: nothing to deliver
             if not self._write(state, text[at]):
                 self._buffer = text[at:]
@@ -215,30 +218,34 @@ class ReplyParser:
                 self._emit_thinking(self._thinking.write(plain))
             case "value" if self._call is not None:
                 self._events += self._call.write(plain)
-            case "blank" if not plain.strip(SPACE):
-                self._opener += plain
-            case "blank":
-                self._give_back()
-                return 0
+            case "stray":
+                self._stray += plain
             case "header":
                 used = header_prefix(text, MAX_HEADER - len(self._opener))
                 self._opener += text[:used]
                 if used < len(text):
                     self._give_back()
                 return used
-            case "arguments" if self._call is not None:
+            case "blank" | "leave" | "arguments":
                 gap = len(plain) - len(plain.lstrip(SPACE))
                 self._opener += plain[:gap]
                 if gap < len(text):
-                    self._events += self._call.begin_raw() + self._call.write(self._opener)
-                    self._name = state.then
+                    self._words_instead(state)
                 return gap
-            case "leave" if plain.strip(SPACE):
-                self._name = "content"
-                return 0
-            case "stray":
-                self._stray += plain
         return len(text)
+
+    def _words_instead(self, state: CompiledState) -> None:
+        """Words come where only white space was expected; that white space belongs to them."""
+        if state.sink == "blank":
+            self._give_back()
+            return
+        gap, self._opener = self._opener, ""
+        if state.sink == "leave":
+            self._name = "content"
+            self._emit_content(self._content.write(gap))
+        elif self._call is not None:
+            self._name = state.then
+            self._events += self._call.begin_raw() + self._call.write(gap)
 
     def _give_back(self, more: str = "") -> None:
         """No call began: what was read since its opener is text of the state it stood in."""
@@ -257,25 +264,15 @@ class ReplyParser:
             self._events.append(ThinkingDelta(text))
 
     def _take(self) -> list[Event]:
-        """The events so far, neighbours of one kind joined."""
         events, self._events = self._events, []
-        joined: list[Event] = []
-        for event in events:
-            match event, joined[-1:]:
-                case TextDelta(text), [TextDelta(before)]:
-                    joined[-1] = TextDelta(before + text)
-                case ThinkingDelta(text), [ThinkingDelta(before)]:
-                    joined[-1] = ThinkingDelta(before + text)
-                case ToolCallDelta(index, text), [ToolCallDelta(_, before)]:
-                    joined[-1] = ToolCallDelta(index, before + text)
-                case _:
-                    joined.append(event)
-        return joined
+        return join_deltas(events)
 
     # ---- markers
 
     def _apply(self, rule: Rule, name: str, raw: str) -> None:
         marker = self._alphabet.decode(raw)
+        if self._states[self._name].sink == "leave":
+            self._opener = ""  # white space before a marker is layout
         if rule.action == "literal" or (rule.pairs and self._literals[rule.pairs] > 0):
             self._literals[rule.pairs or rule.opens] += -1 if rule.pairs else 1
             self._write(self._states[self._name], raw)

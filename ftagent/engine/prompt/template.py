@@ -15,19 +15,20 @@ Promises:
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ftagent.conversation import Boundary, BoundaryKind, Conversation, ToolSpec
-from ftagent.engine.prompt.boundaries import Leaf, Span, Unmarked, common_prefix, encode_prompt, unmark
+from ftagent.conversation import Boundary, Conversation, ToolSpec
+from ftagent.engine.prompt.boundaries import encode_prompt
 from ftagent.engine.prompt.bpe_import import read_json
-from ftagent.engine.prompt.canonical import Turn, canonical
+from ftagent.engine.prompt.canonical import canonical
+from ftagent.engine.prompt.echo import Echo, own_words, read_reply, reply_boundaries, says_the_same
 from ftagent.engine.prompt.form_registry import detect_form, form_table
-from ftagent.engine.prompt.memory import ReplyMemory
+from ftagent.engine.prompt.memory import Asked, KnownPrefix, ReplyMemory
+from ftagent.engine.prompt.rendering import Rendering
 from ftagent.engine.prompt.tokenizer import Tokenizer
 from ftagent.engine.prompt.writer import Wording, Writer
 from ftagent.errors import BadRequest, LoadFailed
@@ -36,9 +37,8 @@ _THINK_PAIRS = (
     *(("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")),
     ("<|channel|>analysis<|message|>", "<|end|>"),
 )
-_MAX_TRIALS = 24  # renderings spent to find which leaves a template changes
+_MAX_ECHOES = 8  # remembered replies that are tried in their own words
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_NEXT_TOOL = ToolSpec("zqtool", "zqtool", {"type": "object", "properties": {}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,8 @@ class RenderedPrompt:
     notes: tuple[str, ...] = ()
     markup: tuple[tuple[int, int], ...] = field(default=(), repr=False)  # control tokens, in characters
     reply_begins: int = 0  # tokens before the markup with which the reply begins
-
-
-class Edge(NamedTuple):
-    """A block edge in characters of the prompt."""
-
-    offset: int
-    kind: BoundaryKind
-    message: int
+    asked: Asked | None = field(default=None, repr=False)
+    tools: tuple[ToolSpec, ...] = field(default=(), repr=False)
 
 
 class ChatTemplate:
@@ -86,7 +80,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._writer = Writer(source, tool_source, tokenizer)
         self._memory = ReplyMemory(tokenizer)
-        self._efforts = form_table(detect_form(self.source, warn=False)).efforts
+        self._table = form_table(detect_form(self.source, warn=False))
 
     @classmethod
     def from_directory(cls, directory: Path, tokenizer: Tokenizer) -> ChatTemplate:
@@ -108,38 +102,60 @@ class ChatTemplate:
         if not script.turns:
             raise BadRequest("the conversation is empty; send at least one message", "messages")
         headers = self._writer.headers
-        effort = _effort(conversation, self._efforts, switch=headers[True] != headers[False])
+        effort = _effort(conversation, self._table.efforts, switch=headers[True] != headers[False])
         wording = Wording(self._writer.tools(script.tools), conversation.thinking, effort)
-        rendering = _Rendering(self._writer, script.turns, wording, len(conversation.messages))
-        edges = sorted(rendering.edges())
-        text, words = rendering.found.text, rendering.found.words()
+        rendering = Rendering(self._writer, script.turns, wording, len(conversation.messages))
+        prefix, echo = self._said_before(conversation, rendering)
+        text, start, shift = echo or (rendering.found.text, 0, 0)
+        words = [(a + shift, b + shift) for a, b in rendering.found.words() if a + shift >= start]
+        edges = [edge for edge in sorted(rendering.edges()) if edge.offset + shift >= start]
+        header = self._writer.headers[conversation.thinking]
         encoded = encode_prompt(
             self._tokenizer,
             text,
             words,
-            _header_ends(text, self._writer.headers[conversation.thinking], words),
-            [
-                *(edge.offset for edge in edges),
-                _reply_begins(text, self._writer.headers[conversation.thinking]),
-            ],
-            self._memory.prefix(text),
+            [end for end in _header_ends(text, header, words) if end >= start],
+            [*(edge.offset + shift for edge in edges), max(_reply_begins(text, header), start)],
+            prefix,
+            certain=echo is not None,
         )
         *positions, reply_begins = encoded.positions
-        boundaries = [
+        boundaries = [*reply_boundaries(prefix, self._tokenizer)] if prefix and echo else []
+        boundaries += [
             Boundary(edge.kind, position, edge.message)
             for edge, position in zip(edges, positions, strict=True)
             if position
         ]
-        tail = text[words[-1][1] :] if words else text
+        boundaries = list(dict.fromkeys(boundaries))
+        tail = text[max(words[-1][1] if words else 0, start) :]
         return RenderedPrompt(
             text,
             tuple(encoded.ids),
-            tuple(dict.fromkeys(boundaries)),
+            tuple(boundaries),
             _thinking_open(tail),
             script.notes,
             encoded.markup,
             reply_begins,
+            Asked(rendering.found.text, len(conversation.messages), tuple(boundaries)),
+            conversation.tools,
         )
+
+    def _said_before(
+        self, conversation: Conversation, rendering: Rendering
+    ) -> tuple[KnownPrefix | None, Echo | None]:
+        """The longest remembered prompt and reply that this prompt begins with, or can begin with once the
+        reply is said in its own words."""
+        text = rendering.found.text
+        for known in self._memory.answers(text)[:_MAX_ECHOES]:
+            if text.startswith(known.text):
+                break
+            if says_the_same(conversation, known.message, known.spoken):
+                stop = known.token_ids[-1]
+                ended = self._tokenizer.decode([stop]) if stop in self._tokenizer.eos_ids else ""
+                echo = own_words(rendering, known, ended)
+                if echo is not None:
+                    return known, echo
+        return self._memory.prefix(text), None
 
     def remember(
         self, prompt: RenderedPrompt, reply_ids: Sequence[int], calls: Iterable[tuple[str, str]] = ()
@@ -151,161 +167,10 @@ class ChatTemplate:
         """
         for call_id, arguments in calls:
             self._memory.remember_call(call_id, arguments)
-        self._memory.remember_reply(prompt.text, prompt.token_ids, prompt.markup, reply_ids)
-
-
-class _Rendering:
-    """One conversation, rendered with and without marks."""
-
-    def __init__(self, writer: Writer, turns: Sequence[Turn], wording: Wording, messages: int) -> None:
-        self._writer = writer
-        self._turns = turns
-        self._wording = wording
-        self._messages = messages  # of the conversation
-        plain = writer.marker()
-        base = unmark(writer.write(turns, wording, plain))
-        self._leaves: list[Leaf] = plain.leaves
-        self._inner = plain.inner
-        wanted = [number for number, leaf in enumerate(plain.leaves) if leaf.kind in writer.markable]
-        self._enclosed = frozenset(wanted)
-        self.found = self._marked(base, wanted)
-        # Some templates name the called tool before its result as well.
-        self._calls = frozenset(number for number in wanted if plain.leaves[number].kind == "call")
-        self._spans = self.found.once(self._calls)
-        self._ordered = sorted(self._spans.values())
-
-    def edges(self) -> Iterator[Edge]:
-        """Every block edge that is known for certain, in no order."""
-        yield from self._word_edges()
-        yield from self._assistant_ends()
-        yield from self._thinking_starts()
-        yield from self._tools_end()
-
-    def _marked(self, base: Unmarked, wanted: Sequence[int]) -> Unmarked:
-        """The rendering with as many leaves enclosed as leave its text as it was."""
-        found = self._enclosing(wanted, base)
-        if found is not None:
-            return found
-        kept: list[int] = []
-        open_parts = [list(wanted)]
-        for _ in range(_MAX_TRIALS):
-            if not open_parts:
-                break
-            part = open_parts.pop()
-            if self._enclosing(part, base) is not None:
-                kept += part
-            elif len(part) > 1:
-                open_parts += [part[: len(part) // 2], part[len(part) // 2 :]]
-        found = self._enclosing(kept, base)
-        self._enclosed = frozenset(kept if found else ())
-        return found or base
-
-    def _enclosing(self, leaves: Sequence[int], base: Unmarked) -> Unmarked | None:
-        try:
-            written = self._writer.write(self._turns, self._wording, self._writer.marker(frozenset(leaves)))
-        except BadRequest:
-            return None  # the template took offence at the marks
-        found = unmark(written)
-        return found if found.text == base.text else None
-
-    def _word_edges(self) -> Iterator[Edge]:
-        said = [turn.message for turn in self._turns if turn.role != "system"]
-        for number, span in self._spans.items():
-            kind, message = self._leaves[number]
-            if kind == "system" and message < (said[0] if said else self._messages):
-                yield Edge(span.end, "system_end", message)
-            elif kind in ("system", "user"):
-                yield Edge(span.start, "user", message)
-                yield from self._inner_edges(number)
-            elif kind == "thinking":
-                yield Edge(span.end, "thinking_end", message)
-            elif kind == "call":
-                yield Edge(span.start, "tool_call", message)
-            elif kind == "result":
-                yield Edge(span.start, "tool_result", message)
-
-    def _inner_edges(self, number: int) -> Iterator[Edge]:
-        """Where further blocks begin in the user's words, if they were written as they were given."""
-        inner, span = self._inner.get(number), self._spans[number]
-        if inner is not None and span.end - span.start == inner.length:
-            message = self._leaves[number].message
-            yield from (Edge(span.start + offset, "user", message) for offset in inner.edges)
-
-    def _assistant_ends(self) -> Iterator[Edge]:
-        for index, span in enumerate(self._ordered):
-            kind, message = self._leaves[span.leaf]
-            after = self._ordered[index + 1] if index + 1 < len(self._ordered) else None
-            if kind not in ("text", "call", "argument"):
-                continue
-            if after is not None and self._leaves[after.leaf].message == message:
-                continue
-            gap = self.found.text[span.end : after.start if after else len(self.found.text)]
-            closer = self._writer.closer if kind == "text" else self._writer.call_closer
-            place = gap.find(closer) if closer.strip() else -1
-            if place >= 0:
-                yield Edge(span.end + place + len(closer), "assistant_end", message)
-            elif kind == "text":
-                yield Edge(span.end, "assistant_end", message)
-
-    def _thinking_starts(self) -> Iterator[Edge]:
-        """Compare with the same conversation one exchange later, when thinking is no longer shown."""
-        future = self._future()
-        if future is None:
-            return
-        spans = future.once(self._calls)
-        ordered = sorted(spans.values())
-        following = {span.leaf: after.start for span, after in itertools.pairwise(ordered)}
-        for index in range(len(self._ordered) + 1):
-            before = self._ordered[index - 1] if index else None
-            after = self._ordered[index] if index < len(self._ordered) else None
-            message = self._leaves[after.leaf].message if after else self._messages
-            if after and not self._begins_assistant(before, after):
-                continue
-            start = before.end if before else 0
-            gap = self.found.text[start : after.start if after else len(self.found.text)]
-            if before is None:
-                later = future.text[: ordered[0].start if ordered else 0]
-            elif before.leaf in following:
-                later = future.text[spans[before.leaf].end : following[before.leaf]]
-            else:
-                continue  # the leaf before is not shown in the future: nothing to compare with
-            common = common_prefix(gap, later)
-            thinks = after is not None and self._leaves[after.leaf].kind == "thinking"
-            if thinks or common < len(gap) or after is None:
-                yield Edge(start + common, "thinking_start", message)
-
-    def _begins_assistant(self, before: Span | None, after: Span) -> bool:
-        kind, message = self._leaves[after.leaf]
-        first = before is None or self._leaves[before.leaf].message != message
-        return first and kind in ("thinking", "text", "call")
-
-    def _future(self) -> Unmarked | None:
-        reply = Turn("assistant", self._messages, "zqreply")
-        turns = [*self._turns, reply, Turn("user", self._messages + 1, "zqnext")]
-        enclosed = self._enclosed | set(range(len(self._leaves), len(self._leaves) + 3))
-        try:
-            marker = self._writer.marker(enclosed)
-            return unmark(self._writer.write(turns, self._wording, marker, drop_thinking=True))
-        except BadRequest:
-            return None  # not a conversation that this template accepts, so nothing is known of it
-
-    def _tools_end(self) -> Iterator[Edge]:
-        """Compare with one more tool offered. The beginning of the conversation is enough for that."""
-        if not self._wording.tools:
-            return
-        head = list(itertools.takewhile(lambda turn: turn.role == "system", self._turns))
-        head += self._turns[len(head) : len(head) + 1]
-        more = replace(self._wording, tools=(*self._wording.tools, *self._writer.tools([_NEXT_TOOL])))
-        try:
-            now, then = (
-                unmark(self._writer.write(head, wording, self._writer.marker())).text
-                for wording in (self._wording, more)
-            )
-        except BadRequest:
-            return
-        common = common_prefix(now, then)
-        if common < len(now) and self.found.text.startswith(now[:common]):
-            yield Edge(common, "tools_end", -1)
+        spoken = read_reply(self._table, prompt.tools, prompt.thinking_open, self._tokenizer, reply_ids)
+        self._memory.remember_reply(
+            prompt.text, prompt.token_ids, prompt.markup, reply_ids, prompt.asked, spoken
+        )
 
 
 def _header_ends(text: str, header: str, words: Sequence[tuple[int, int]]) -> list[int]:

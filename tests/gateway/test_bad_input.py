@@ -17,7 +17,13 @@ from ftagent.gateway.wire_anthropic import MessagesRequest
 from tests.gateway.stage import TOKEN, Stage, staged
 from tests.gateway.test_streamed_equals_whole import BODY
 
-POSTS = ["/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions", "/v1/completions"]
+POSTS = [
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+]
 
 
 def refused(reply: httpx.Response, status: int, path: str) -> str:
@@ -220,6 +226,43 @@ def test_random_bodies_never_break_the_gateway(
     assert reply.status_code in (200, 400)
     if reply.status_code == 400:
         refused(reply, 400, path)
+
+
+ITEM_TYPES = [
+    *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "item_reference"),
+    *("custom_tool_call_output", "local_shell_call", "tool_search_call", "tool_search_output", "compaction"),
+]
+TOOL_TYPES = ["function", "custom", "namespace", "tool_search", "web_search"]
+RESPONSE_FIELDS = [
+    *("instructions", "tool_choice", "reasoning", "text", "include", "previous_response_id", "store", "n"),
+    *("truncation", "metadata", "max_output_tokens", "top_logprobs", "stream", "stream_options", "prompt"),
+]
+ITEM_FIELDS = (
+    *("id", "role", "content", "summary", "encrypted_content", "call_id", "name", "namespace", "arguments"),
+    *("input", "output", "action", "operation", "tools"),
+)
+
+
+def typed(types: list[str], fields: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"type": st.sampled_from(types)}, optional=dict.fromkeys(fields, JSON))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    items=st.lists(typed(ITEM_TYPES, ITEM_FIELDS) | JSON, max_size=3),
+    tools=st.lists(
+        typed(TOOL_TYPES, ("name", "description", "parameters", "format", "tools", "execution")), max_size=2
+    ),
+    changes=st.dictionaries(st.sampled_from(RESPONSE_FIELDS), JSON, max_size=2),
+)
+def test_random_items_never_break_the_gateway(
+    shared_stage: Stage, items: Any, tools: Any, changes: dict[str, Any]
+) -> None:
+    body = {"model": "m", "input": items, "tools": tools, **changes}
+    reply = post(shared_stage, "/v1/responses", json.dumps(body).encode())
+    assert reply.status_code in (200, 400)
+    if reply.status_code == 400:
+        assert refused(reply, 400, "/v1/responses")
 
 
 @settings(max_examples=200, deadline=None)

@@ -161,19 +161,16 @@ def mix_delta(layer: GatedDeltaNet, x: torch.Tensor, batch: Batch, states: State
     exact = x.dtype == torch.float32
     for span in batch.spans:
         flat = F.linear(x[span.rows], layer.into)  # q | k | v | z | b | a
-        found: list[torch.Tensor] = []
+        shape = (len(flat), spec.value_heads, spec.value_dim)
+        found = torch.empty(shape, dtype=torch.float32, device=flat.device)
         for rows in span.pieces():
             inputs = delta_rows(flat[rows], spec, layer.taps, layer.rate, layer.bias, conv[span.slot])
-            found.append(delta_prefill(inputs, recurrent[span.slot], exact=exact))
+            delta_prefill(inputs, recurrent[span.slot], exact, found[rows])
             if span.start + rows.stop in span.marks:
                 states.keep(layer.state_layer, span.slot, span.start + rows.stop)
-        normed = gated_norm(_joined(found), flat, spec, layer.norm.weight)
+        normed = gated_norm(found, flat, spec, layer.norm.weight)
         torch.matmul(normed, layer.out.t(), out=x[span.rows])
     return x
-
-
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def feed_dense(layer: Mlp, x: torch.Tensor, batch: Batch) -> torch.Tensor:

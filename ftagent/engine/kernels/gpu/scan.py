@@ -11,7 +11,6 @@ workspace. Knows tensors only.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -251,44 +250,27 @@ def _finish(  # noqa: PLR0913
 
 
 def delta_prefill(
-    inputs: DeltaInputs,
-    state: torch.Tensor,
-    marks: Sequence[int] = (),
-    kept: torch.Tensor | None = None,
-    exact: bool = True,
+    inputs: DeltaInputs, state: torch.Tensor, exact: bool = True, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """All tokens of one request; `state` float32 [heads, dk, dv] is advanced. Returns float32 [n, heads, dv].
+    """All tokens of one request; `state` float32 [heads, dk, dv] is advanced. Returns float32 [n, heads, dv],
+    contiguous: `out` where that is given.
 
     As `kernels.delta_rule.chunked`, with two freedoms: query and key [n, key heads, dk] may have fewer heads
     than value [n, heads, dv] (value head h reads key head h // (heads / key heads)), and rows may lie apart
-    (the last two dimensions must be dense, query and key spaced alike, decay and beta spaced alike).
-    `kept` [len(marks), heads, dk, dv] receives the state after `marks` tokens each, multiples of CHUNK in
-    rising order. `exact` multiplies in float32 (three passes of TF32), otherwise in TF32, which keeps eleven
-    bits. Raises ValueError for marks that are no multiples or not in the rows, and for a state with gaps.
+    (the last two dimensions must be dense, query and key spaced alike, decay and beta spaced alike). `exact`
+    multiplies in float32 (three passes of TF32), otherwise in TF32, which keeps eleven bits.
+    Raises ValueError for a state with gaps.
     """
     tokens, heads, value_dim = inputs.value.shape
-    _check_marks(marks, tokens)
     if not state.is_contiguous():
         raise ValueError("the state of the delta rule must be contiguous: it is advanced in place")
-    out = torch.empty(tokens, heads, value_dim, dtype=torch.float32, device=state.device)
+    if out is None:
+        out = torch.empty(tokens, heads, value_dim, dtype=torch.float32, device=state.device)
     space = _workspace(min(tokens, SEGMENT), heads, state)
     for begin in range(0, tokens, SEGMENT):
         end = min(begin + SEGMENT, tokens)
-        before = _segment(inputs.rows(begin, end), state, out[begin:end], space, exact)
-        if kept is None:
-            continue
-        for target, mark in zip(kept, marks, strict=True):
-            if begin <= mark < end:
-                target.copy_(before[:, (mark - begin) // CHUNK])
-            elif mark == end == tokens:
-                target.copy_(state)
+        _segment(inputs.rows(begin, end), state, out[begin:end], space, exact)
     return out
-
-
-def _check_marks(marks: Sequence[int], tokens: int) -> None:
-    wrong = [mark for mark in marks if mark % CHUNK or not 0 <= mark <= tokens]
-    if wrong:
-        raise ValueError(f"states are kept after multiples of {CHUNK} up to {tokens} tokens, not {wrong}")
 
 
 def _workspace(tokens: int, heads: int, state: torch.Tensor) -> Workspace:
@@ -303,8 +285,8 @@ def _workspace(tokens: int, heads: int, state: torch.Tensor) -> Workspace:
 
 def _segment(
     inputs: DeltaInputs, state: torch.Tensor, out: torch.Tensor, space: Workspace, exact: bool
-) -> torch.Tensor:
-    """Run one segment into `out`; returns the states before its chunks, [heads, chunks, dk, dv]."""
+) -> None:
+    """Run one segment into `out`."""
     query, key, value, decay, beta = inputs
     tokens, heads, value_dim = value.shape
     key_dim = key.shape[2]
@@ -328,8 +310,6 @@ def _segment(
         query, key, space.total, space.writing, space.before, out, tokens, group, key.stride(0),
         TILE=tile, num_stages=1, **shape,
     )  # fmt: skip
-    used = heads * chunks * key_dim * value_dim
-    return space.before[:used].view(heads, chunks, key_dim, value_dim)
 
 
 @cache

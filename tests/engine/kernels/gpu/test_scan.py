@@ -108,27 +108,17 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("segment", [64, 128])
-def test_segments_and_marks(segment: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments(segment: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They follow each other, into memory that is given."""
     monkeypatch.setattr(scan, "SEGMENT", segment)
     torch.manual_seed(segment)
     given = random_inputs(192, (1, 2), (16, 8), device)
     start = torch.randn(2, 16, 8, device=device)
-    state, marks = start.clone(), [0, 64, 128, 192]
-    kept = torch.full((len(marks), 2, 16, 8), NAN, device=device)
+    state, out = start.clone(), torch.full((192, 2, 8), NAN, device=device)
     expected, states = token_by_token(repeated(given), start)
-    found = delta_prefill(given, state, marks, kept)
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
-    for mark, some in zip(marks, kept, strict=True):
-        torch.testing.assert_close(some.double(), states[mark], rtol=0, atol=1e-5)
-    assert torch.equal(kept[-1], state)
-
-
-@pytest.mark.parametrize("mark", [1, 63, 256, -64])
-def test_marks_off_the_chunks_are_refused(mark: int, device: torch.device) -> None:
-    given = random_inputs(192, (1, 1), (16, 8), device)
-    state = torch.zeros(1, 16, 8, device=device)
-    with pytest.raises(ValueError, match=str(mark)):
-        delta_prefill(given, state, [mark], torch.empty(1, 1, 16, 8, device=device))
+    assert delta_prefill(given, state, out=out) is out
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(state.double(), states[-1], rtol=0, atol=1e-5)
 
 
 def test_it_goes_on_where_it_stopped(device: torch.device) -> None:

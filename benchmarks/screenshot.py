@@ -74,7 +74,7 @@ def agent(target: base.Target, scratch: Path, project: Path) -> Agent:
     return Agent(
         "claude-code",
         launch.arguments,
-        pane_environment("claude-code", {**environment, **launch.environment}),
+        pane_environment(adapter, {**environment, **launch.environment}),
     )
 
 

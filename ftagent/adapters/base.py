@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -98,8 +98,8 @@ class Adapter:
 
     `prepare` may write only under `order.directory`. `owned` are the prefixes of variables that steer this
     agent: they never reach it from outside. `homes` are those that say where its state is. `resume` are its
-    arguments for going on where it ended. `node` is the least Node it runs on, where it is JavaScript. An
-    agent without `executable` is named by the user.
+    arguments for going on where it ended. `node` is the least Node it runs on, where it is JavaScript. `pane`
+    are variables for our own terminal. An agent without `executable` is named by the user.
     """
 
     name: str
@@ -114,6 +114,7 @@ class Adapter:
     volatile: tuple[VolatileSpan, ...]
     prepare: Callable[[Order], Launch]
     node: tuple[int, ...] | None = None
+    pane: Mapping[str, str] = field(default_factory=dict)
 
 
 class Program(NamedTuple):

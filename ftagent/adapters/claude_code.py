@@ -139,4 +139,7 @@ ADAPTER = Adapter(
         VolatileSpan("messages[0]", r"# gitStatus\n", "stands behind the system prompt and the tools"),
     ),
     prepare=prepare,
+    # The client knows terminals by name: it asks only these for keys like Shift+Tab and Shift+Enter. Its
+    # full-screen mode scrolls by itself, and writes a third as much.
+    pane={"TERM_PROGRAM": "ghostty", "CLAUDE_CODE_NO_FLICKER": "1"},
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ftagent.adapters import process
-from ftagent.adapters.base import Target
+from ftagent.adapters.base import Adapter, Target
 from ftagent.commands.common import log_to_file
 from ftagent.engine.api import Engine
 from ftagent.errors import ConfigError
@@ -22,18 +22,13 @@ Way = Literal["pane", "exec", "tmux"]
 _FIGURES_COLUMNS = 36  # of the tmux pane
 # What tells an agent about the user's terminal, which is not the one it runs in.
 _OUTER = ("TMUX", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "COLORFGBG")
-# What makes agents believe in a terminal that has what ours has. Claude Code knows terminals by name: it asks
-# only these for keys like Shift+Tab and Shift+Enter; its full-screen mode scrolls by itself and writes less.
-_BELIEVED: Mapping[str, Mapping[str, str]] = {
-    "claude-code": {"TERM_PROGRAM": "ghostty", "CLAUDE_CODE_NO_FLICKER": "1"},
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Interactive:
     """One run of an agent with a screen."""
 
-    name: str
+    adapter: Adapter
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)  # has the engine's token
     target: Target = field(repr=False)
@@ -76,7 +71,8 @@ def _in_pane(run: Interactive) -> int:
     keys = HostKeys(run.prefix_key)
     feed: Feed = LocalFeed(run.engine) if run.engine else RemoteFeed(run.target.url, run.target.token)
     try:
-        agent = Agent(run.name, run.arguments, pane_environment(run.name, run.environment))
+        environment = pane_environment(run.adapter, run.environment)
+        agent = Agent(run.adapter.name, run.arguments, environment)
         outcome = run_agent(agent, feed, keys, ask_colours(sys.stdin.fileno()))
     finally:
         feed.close()
@@ -84,10 +80,10 @@ def _in_pane(run: Interactive) -> int:
     return outcome.exit_code
 
 
-def pane_environment(name: str, environment: Mapping[str, str]) -> dict[str, str]:
+def pane_environment(adapter: Adapter, environment: Mapping[str, str]) -> dict[str, str]:
     """The agent's environment in the pane: the terminal it names is ours."""
     inner = {key: value for key, value in environment.items() if key not in _OUTER}
-    return {**inner, "TERM": "xterm-256color", "COLORTERM": "truecolor", **_BELIEVED.get(name, {})}
+    return {**inner, "TERM": "xterm-256color", "COLORTERM": "truecolor", **adapter.pane}
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ def _run(wish: Wish, settings: Settings) -> int:
             child = {**environment, **launch.environment}
             if wish.task is None:
                 seen = interactive.Interactive(
-                    adapter.name, launch.arguments, child, target, engine, settings.prefix_key
+                    adapter, launch.arguments, child, target, engine, settings.prefix_key
                 )
                 code = interactive.run(seen, interactive.choose(wish.way))
                 if adapter.resume:

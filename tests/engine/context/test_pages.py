@@ -9,7 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage, PagePool, PoolFull, token_runs
+from ftagent.engine.context.pages import (
+    PAGE_TOKENS,
+    KvShape,
+    KvStorage,
+    PagePool,
+    PoolFull,
+    split_runs,
+    token_runs,
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -79,6 +87,16 @@ def test_runs_cover_exactly_the_positions_asked_for(pages: list[int], bounds: tu
     covered = [place for first, tokens in runs for place in range(first, first + tokens)]
     assert covered == [pages[p // PAGE_TOKENS] * PAGE_TOKENS + p % PAGE_TOKENS for p in range(begin, end)]
     assert all(a[0] + a[1] != b[0] for a, b in pairwise(runs)), "neighbouring runs are one run"
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 200)), max_size=5), st.integers(1, 90))
+def test_pieces_of_runs_are_the_runs(runs: list[tuple[int, int]], tokens: int) -> None:
+    pieces = list(split_runs(runs, tokens))
+    places = [place for first, length in runs for place in range(first, first + length)]
+    assert [place for piece in pieces for first, n in piece for place in range(first, first + n)] == places
+    sizes = [sum(length for _, length in piece) for piece in pieces]
+    assert all(size == tokens for size in sizes[:-1])
+    assert all(0 < size <= tokens for size in sizes[-1:])
 
 
 def test_what_is_written_is_read_in_order() -> None:

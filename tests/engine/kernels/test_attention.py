@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import pairwise
 
 import pytest
 import torch
 
 from ftagent.engine.kernels import attention
-from ftagent.engine.kernels.attention import attend_all, attend_causal, attend_plain, attend_window, join
+from ftagent.engine.kernels.attention import (
+    attend_all,
+    attend_causal,
+    attend_plain,
+    attend_window,
+    join,
+    merge,
+)
 
 
 def plain(
@@ -34,6 +42,7 @@ def test_parts_joined_equal_the_whole(heads: int, kv_heads: int, cuts: tuple[int
     parts += [attend_all(query, key[:, a:b], value[:, a:b], scale) for a, b in pairwise(cuts)]
     expected = plain(query, key, value, past, scale)
     torch.testing.assert_close(join(parts).double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(reduce(merge, parts).out.double(), expected, rtol=0, atol=3e-5)
 
 
 @pytest.mark.parametrize("score_bytes", [1, 5000, 2**28])

@@ -28,7 +28,7 @@ CASES: list[tuple[Mode, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_modes_give_equal_bits(family: str, stored: torch.dtype, tmp_path: Path) -> None:
     """Stored as float32, slots are views of the bank; stored as bfloat16, they are copies."""

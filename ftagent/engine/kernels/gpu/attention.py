@@ -3,8 +3,10 @@
 The context of a row is cut into splits that run side by side, each over the same number of blocks, with an
 online softmax (Dao et al., "FlashAttention", arXiv 2205.14135; splits as in "Flash-Decoding"); a second
 kernel joins them by their log-sum-exp. Where the cuts are depends only on the row's position and on the
-number of splits, so a row's result is the same bits in any company. Bound by memory: keys and values are
-read once for all query heads that share them. The reference is `kernels.attention`.
+number of splits, so a row's result is the same bits in any company. Where a window bounds what a row sees,
+its pages are a ring (`context.windows`): the new token takes the place of the one that has just left. Bound
+by memory: keys and values are read once for all query heads that share them. The reference is
+`kernels.attention`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
@@ -30,7 +32,8 @@ JOIN_DIMS = 64
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Shape of an attention layer. `rotary` dimensions of a head are turned; gated: one gate a query head;
-    normed: queries and keys have norms of each head.
+    normed: queries and keys have norms of each head; window: tokens that one sees, itself included, 0 for
+    all; sinks: each head has one score more, without a value.
 
     Raises ValueError for a shape that the kernels do not do.
     """
@@ -43,6 +46,8 @@ class AttentionSpec:
     eps: float
     gated: bool
     normed: bool = True
+    window: int = 0
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.heads // self.kv_heads > GROUP_TILE.value:
@@ -53,6 +58,8 @@ class AttentionSpec:
             raise ValueError(f"a head of {self.head_dim}: multiples of 8 from 16 to 256 can be done")
         if self.rotary % 2 or not 0 <= self.rotary <= self.head_dim:
             raise ValueError(f"{self.rotary} rotary dimensions of {self.head_dim}: must be even and no more")
+        if self.window % PAGE.value:
+            raise ValueError(f"a window of {self.window} tokens: whole pages of {PAGE.value} can be done")
 
     @property
     def width(self) -> int:
@@ -80,12 +87,18 @@ def block_tokens(head_dim: int, itemsize: int) -> int:
 
 
 @triton.jit
-def _first_block(position, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr):
+def _first_block(
+    position, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr, WINDOW: tl.constexpr
+):
     """First block of a split, first of the next one, and all blocks of a row up to `position`."""
     if APART:  # the new token is in none of them
+        if WINDOW > 0:
+            position = tl.minimum(position, WINDOW)
         blocks = tl.cdiv(position, BLOCK)
         each = tl.cdiv(blocks, SPLITS - 1)
     else:
+        if WINDOW > 0:
+            position = tl.minimum(position, WINDOW - 1)
         blocks = position // BLOCK + 1
         each = tl.cdiv(blocks, SPLITS)
     first = split * each
@@ -118,10 +131,14 @@ def _turned(  # noqa: PLR0913
 
 
 @triton.jit
-def _load_block(key_plane, value_plane, page, tokens, position, dims, DIM: tl.constexpr):
+def _load_block(
+    key_plane, value_plane, page, tokens, position, dims, DIM: tl.constexpr, WINDOW: tl.constexpr
+):
     """Keys and values [BLOCK, dims] of a KV head at `tokens` [BLOCK] of one page, zeros from `position` on;
     and which tokens are seen."""
     seen = tokens < position
+    if WINDOW > 0:  # the new token's place holds the one that has left
+        seen = (tokens < tl.minimum(position, WINDOW)) & (tokens != position % WINDOW)
     wanted = seen[:, None] & (dims < DIM)[None, :]
     places = (page.to(tl.int64) * PAGE + tokens % PAGE)[:, None] * DIM + dims[None, :]
     keys = tl.load(key_plane + places, mask=wanted, other=0.0, cache_modifier=".cg")
@@ -188,7 +205,7 @@ def _fold(  # noqa: PLR0913
 @triton.jit
 def _attend_new(  # noqa: PLR0913
     row_start, norms, positions_cos, positions_sin, pages_of_row, key_plane, value_plane, partial, lse,
-    position, row, kv_head, eps, factor, dtype: tl.constexpr,
+    token, row, kv_head, eps, factor, dtype: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     ROTARY: tl.constexpr, NORMED: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -198,7 +215,7 @@ def _attend_new(  # noqa: PLR0913
     inside, real = dims < DIM, (member < group)[:, None]
     angle_cos = tl.load(positions_cos + dims, mask=dims < ROTARY, other=1.0)[None, :]
     angle_sin = tl.load(positions_sin + dims, mask=dims < ROTARY, other=0.0)[None, :]
-    place = tl.load(pages_of_row + position // PAGE).to(tl.int64) * PAGE + position % PAGE
+    place = tl.load(pages_of_row + token // PAGE).to(tl.int64) * PAGE + token % PAGE
     wait_for_inputs(PDL)
     heads = kv_head * group + member
     query, key, value = _new_token(
@@ -220,13 +237,17 @@ def _attend(  # noqa: PLR0913
     eps, scale, width, pages, tokens,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     ROTARY: tl.constexpr, NORMED: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDEN: tl.constexpr, STAGES: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr,
+    WIDEN: tl.constexpr, STAGES: tl.constexpr, APART: tl.constexpr, WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if row >= tl.load(live):
         return
     position = tl.load(positions + row)
+    token = position  # its place in the pages of the row
+    if WINDOW > 0:
+        token = position % WINDOW
     pages_of_row = page_table + row * pages
     key_plane = kv + kv_head * tokens.to(tl.int64) * DIM
     value_plane = kv + (KV_HEADS + kv_head) * tokens.to(tl.int64) * DIM
@@ -235,11 +256,11 @@ def _attend(  # noqa: PLR0913
         if split == SPLITS - 1:
             _attend_new(
                 flat + row * width, norms, cos + position * ROTARY, sin + position * ROTARY, pages_of_row,
-                key_plane, value_plane, partial, lse, position, row, kv_head, eps, factor,
+                key_plane, value_plane, partial, lse, token, row, kv_head, eps, factor,
                 kv.dtype.element_ty, HEADS, KV_HEADS, DIM, DIM_TILE, ROTARY, NORMED, SPLITS, PDL,
             )  # fmt: skip
             return
-    first, last, blocks = _first_block(position, split, SPLITS, BLOCK, APART)
+    first, last, blocks = _first_block(position, split, SPLITS, BLOCK, APART, WINDOW)
     if first >= blocks:
         return
     group: tl.constexpr = HEADS // KV_HEADS
@@ -249,7 +270,7 @@ def _attend(  # noqa: PLR0913
     # What earlier steps wrote needs no waiting: the first block is on its way before the queries are there.
     page = tl.load(pages_of_row + first * BLOCK // PAGE)
     past = first * BLOCK + within
-    keys, values, seen = _load_block(key_plane, value_plane, page, past, position, dims, DIM)
+    keys, values, seen = _load_block(key_plane, value_plane, page, past, position, dims, DIM, WINDOW)
     angle_cos = tl.load(cos + position * ROTARY + dims, mask=dims < ROTARY, other=1.0)[None, :]
     angle_sin = tl.load(sin + position * ROTARY + dims, mask=dims < ROTARY, other=0.0)[None, :]
     member = tl.arange(0, GROUP_TILE)
@@ -273,7 +294,7 @@ def _attend(  # noqa: PLR0913
         # The split with the last block owns the new token: it starts from it and writes it to the page.
         owner = last == blocks
         if owner:
-            place = tl.load(pages_of_row + position // PAGE).to(tl.int64) * PAGE + position % PAGE
+            place = tl.load(pages_of_row + token // PAGE).to(tl.int64) * PAGE + token % PAGE
             tl.store(key_plane + place * DIM + dims[None, :], key, mask=inside[None, :])
             tl.store(value_plane + place * DIM + dims, value, mask=inside)
         top, total, sums = _start(query, key, value, owner, factor)
@@ -284,7 +305,7 @@ def _attend(  # noqa: PLR0913
         page = tl.load(pages_of_row + tl.minimum(first + 1, last - 1) * BLOCK // PAGE)
         for block in tl.range(first + 1, last, num_stages=STAGES):
             past = block * BLOCK + within
-            keys, values, seen = _load_block(key_plane, value_plane, page, past, position, dims, DIM)
+            keys, values, seen = _load_block(key_plane, value_plane, page, past, position, dims, DIM, WINDOW)
             page = tl.load(pages_of_row + tl.minimum(block + 1, last - 1) * BLOCK // PAGE)
             top, total, sums = _fold(query, keys, values, seen, top, total, sums, factor, WIDEN)
 
@@ -297,10 +318,10 @@ def _attend(  # noqa: PLR0913
 
 @triton.jit
 def _join(  # noqa: PLR0913
-    partial, lse, flat, positions, out, live, width,
+    partial, lse, flat, positions, sinks, out, live, width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, GATED: tl.constexpr,
     SPLITS: tl.constexpr, SPLITS_TILE: tl.constexpr, BLOCK: tl.constexpr, DIMS: tl.constexpr,
-    APART: tl.constexpr, PDL: tl.constexpr,
+    APART: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     head = tl.program_id(0)
@@ -309,7 +330,7 @@ def _join(  # noqa: PLR0913
         return
     position = tl.load(positions + row)
     splits = tl.arange(0, SPLITS_TILE)
-    first, _, blocks = _first_block(position, splits, SPLITS, BLOCK, APART)
+    first, _, blocks = _first_block(position, splits, SPLITS, BLOCK, APART, WINDOW)
     used = (splits < SPLITS) & (first < blocks)
     if APART:
         used = ((splits < SPLITS - 1) & (first < blocks)) | (splits == SPLITS - 1)
@@ -324,8 +345,15 @@ def _join(  # noqa: PLR0913
     if GATED:  # asked for before the sums, so that it comes with the parts and not behind them
         gates = flat + row * width + (HEADS + 2 * KV_HEADS + head) * DIM
         gate = tl.load(gates + dims, mask=inside, other=0.0)
-    shares = tl.exp2(sums - tl.max(sums, axis=0))
-    joined = tl.sum(parts * shares[:, None], axis=0) / tl.sum(shares, axis=0)
+    top = tl.max(sums, axis=0)
+    if SINKS:
+        sink = tl.load(sinks + head) * LOG2_E
+        top = tl.maximum(top, sink)
+    shares = tl.exp2(sums - top)
+    total = tl.sum(shares, axis=0)
+    if SINKS:
+        total += tl.exp2(sink - top)
+    joined = tl.sum(parts * shares[:, None], axis=0) / total
     if GATED:
         joined *= tl.sigmoid(gate)
     tl.store(out + (row * HEADS + head) * DIM + dims, joined.to(out.dtype.element_ty), mask=inside)
@@ -344,6 +372,7 @@ def decode_attention(  # noqa: PLR0913
     lse: torch.Tensor,
     out: torch.Tensor,
     rows: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention of one new token of each of the first rows[0] rows; its key and value go to its page.
 
@@ -352,8 +381,9 @@ def decode_attention(  # noqa: PLR0913
     (`models.layers.Rope`); positions int32 [B]: the new token's place, so that many tokens are in the pages
     already; page_table int32 [B, pages]; kv T [2 * kv_heads, tokens, d], keys first
     (`context.pages.KvStorage`). Scratch: partial float32 [B, heads, S, d] and lse (to base 2) float32
-    [B, heads, S], with S from `split_count`. out T [B, heads * d]. The pages of a row that another row shares
-    must not be the one that it writes.
+    [B, heads, S], with S from `split_count`. out T [B, heads * d]; sinks float32 [heads] where `spec` has
+    them. With a window the pages of a row are its ring, of window / 64 pages. The pages of a row that another
+    row shares must not be the one that it writes.
     """
     batch, splits = flat.shape[0], partial.shape[2]
     norms = cos if norms is None else norms  # some memory: it is not read then
@@ -365,6 +395,7 @@ def decode_attention(  # noqa: PLR0913
         "SPLITS": splits,
         "BLOCK": block,
         "APART": splits > 1,  # the last split is the new token alone, which the others skip
+        "WINDOW": spec.window,
     }
     launch(
         _attend,
@@ -377,6 +408,7 @@ def decode_attention(  # noqa: PLR0913
     launch(
         _join,
         (spec.heads, batch, triton.cdiv(spec.head_dim, JOIN_DIMS)),
-        partial, lse, flat, positions, out, rows, flat.stride(0),
-        GATED=spec.gated, SPLITS_TILE=triton.next_power_of_2(splits), DIMS=JOIN_DIMS, **shape,
+        partial, lse, flat, positions, lse if sinks is None else sinks, out, rows, flat.stride(0),
+        GATED=spec.gated, SINKS=spec.sinks, SPLITS_TILE=triton.next_power_of_2(splits), DIMS=JOIN_DIMS,
+        **shape,
     )  # fmt: skip

@@ -193,7 +193,7 @@ def test_nothing_spills(kind: str, itemsize: int) -> None:
     attend = (
         ("*fp32",) * 4 + ("*i32", "*i32", f"*{kind}", "*fp32", "*fp32", "*i32", "fp32", "fp32") + ("i32",) * 3
     )
-    join = ("*fp32", "*fp32", "*fp32", "*i32", f"*{kind}", "*i32", "i32")
+    join = ("*fp32", "*fp32", "*fp32", "*i32", "*fp32", f"*{kind}", "*i32", "i32")
     cases = []
     for heads, kv_heads, dim, padded, rotary in [
         (32, 4, 128, 128, 128),
@@ -209,11 +209,18 @@ def test_nothing_spills(kind: str, itemsize: int) -> None:
             "SPLITS": 66,
             "BLOCK": block_tokens(dim, itemsize),
             "APART": True,
+            "WINDOW": 0,
         }
         for normed in (True, False) if dim < 256 else (True,):  # no family has wide heads without norms
             inner = {"DIM_TILE": padded, "ROTARY": rotary, "NORMED": normed, "WIDEN": False, "STAGES": 3}
             cases.append(Case(MODULE, "_attend", attend, {**shape, **inner}, warps=2 * itemsize))
-        joining = {"GATED": True, "SPLITS_TILE": 128, "DIMS": 64}
+        joining = {"GATED": True, "SINKS": False, "SPLITS_TILE": 128, "DIMS": 64}
         cases.append(Case(MODULE, "_join", join, {**shape, **joining}))
+    shape = {"HEADS": 64, "KV_HEADS": 8, "DIM": 64, "SPLITS": 2, "BLOCK": block_tokens(64, itemsize)}
+    shape |= {"APART": True, "WINDOW": 128}
+    inner = {"DIM_TILE": 64, "ROTARY": 64, "NORMED": False, "WIDEN": False, "STAGES": 3}
+    cases.append(Case(MODULE, "_attend", attend, {**shape, **inner}, warps=2 * itemsize))
+    joining = {"GATED": False, "SINKS": True, "SPLITS_TILE": 2, "DIMS": 64}
+    cases.append(Case(MODULE, "_join", join, {**shape, **joining}))
     used = compile_all(cases)
     assert [line for line in used if line.stack or line.local or line.shared > SMALLEST_SHARED] == []

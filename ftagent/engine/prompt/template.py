@@ -3,8 +3,9 @@
 Renders with the model's own chat template. Knows no HTTP and no reply; `parsers` reads what comes back.
 
 Promises:
-- The text is what the template writes, byte for byte. Marks serve only to find blocks; where a template
-  changes a marked text, that block has no boundary rather than a wrong one.
+- The text is what the template writes, byte for byte, except that a reply which comes back unchanged keeps
+  the words in which it was generated (see `echo`). Marks serve only to find blocks; where a template changes
+  a marked text, that block has no boundary rather than a wrong one.
 - What somebody said never becomes a control token, even if it spells one; what the template writes does.
 - The same conversation gives the same ids, unless `remember` has noted how a part of it was generated. When
   a prompt's text begins with the text of an earlier one, its ids begin with that one's ids.
@@ -15,6 +16,7 @@ Promises:
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +34,8 @@ from ftagent.engine.prompt.rendering import Rendering
 from ftagent.engine.prompt.tokenizer import Tokenizer
 from ftagent.engine.prompt.writer import Wording, Writer
 from ftagent.errors import BadRequest, LoadFailed
+
+log = logging.getLogger(__name__)
 
 _THINK_PAIRS = (
     *(("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")),
@@ -80,6 +84,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._writer = Writer(source, tool_source, tokenizer)
         self._memory = ReplyMemory(tokenizer)
+        self._warned = False  # about tools that the template leaves out
         self._table = form_table(detect_form(self.source, warn=False))
 
     @classmethod
@@ -101,6 +106,9 @@ class ChatTemplate:
         script = canonical(conversation, self._writer.dialect, self._memory)
         if not script.turns:
             raise BadRequest("the conversation is empty; send at least one message", "messages")
+        if script.tools and not self._writer.tells_tools and not self._warned:
+            self._warned = True
+            log.warning("this model's chat template has no place for tools: it does not learn of them")
         headers = self._writer.headers
         effort = _effort(conversation, self._table.efforts, switch=headers[True] != headers[False])
         wording = Wording(self._writer.tools(script.tools), conversation.thinking, effort)

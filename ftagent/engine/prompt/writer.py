@@ -46,7 +46,7 @@ class Writer:
 
     `dialect`: what it accepts. `markable`: kinds of leaf that it copies unchanged. `headers`: per thinking
     switch, the text that begins a reply. `closer` and `call_closer`: the text that ends an assistant turn of
-    words, and one of calls. All "" if unknown.
+    words, and one of calls. All "" if unknown. `tells_tools`: it says which tools are offered.
     """
 
     def __init__(self, source: str, tool_source: str | None, tokenizer: Tokenizer) -> None:
@@ -62,6 +62,8 @@ class Writer:
             raise LoadFailed(f"one user message cannot be rendered ({error}); use another template") from None
         self._try_roles()
         self._try_calls()
+        offered = Wording(tools=self.tools([_TRIAL_TOOL]))
+        self.tells_tools = _TRIAL_TOOL.name in self._attempt([Turn("user", 0, _A)], offered)
         self.markable = self._try_marks()
         self.headers: Mapping[bool | None, str] = {way: self._header(way) for way in (None, True, False)}
         self.closer = self._find_closer()

@@ -158,6 +158,16 @@ def test_a_called_tool_of_gpt_oss_reads_back() -> None:
     assert [made.arguments for made in reply.calls] == [{"q": "a", "limit": 3}]
 
 
+def test_a_template_without_a_place_for_tools_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    chat = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", vocabularies.family())
+    for _ in range(2):
+        chat.render(speech.conversation([user("Hi")]))
+    assert not caplog.records
+    for _ in range(2):
+        chat.render(speech.conversation([user("Hi")], speech.TOOLS))
+    assert ["no place for tools" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_results_without_their_call_are_still_told() -> None:
     asked = Conversation(
         (

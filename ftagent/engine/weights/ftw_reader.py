@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -23,8 +23,6 @@ DENSE_READERS = 2  # threads that read the chunks of one tensor; those that fill
 
 class FtwCheckpoint(Checkpoint):
     """A set of shards whose headers have been checked. Files are opened when they are first read."""
-
-    mapped = False
 
     def __init__(self, found: FtwSet, verify: bool = False) -> None:
         dense = {tensor.name: _entry(found, tensor) for tensor in found.tensors if tensor.bank is None}
@@ -41,17 +39,36 @@ class FtwCheckpoint(Checkpoint):
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor in its stored dtype, in memory of its own."""
         entry, tensor = self.entries[name], self._tensors[name]
-        dtype = self.dtype(name)
-        # Up to the end of the last block: there is padding, or another tensor, or the end of the region.
-        room = aligned_bytes(min(-(-tensor.bytes // BLOCK_BYTES) * BLOCK_BYTES, self.found.bytes - tensor.at))
+        room = aligned_bytes(self._padded(tensor, tensor.bytes))
         if tensor.chunks > 1:
-            pool = self._pool()
-            jobs = [pool.submit(self._read_chunk, tensor, index, room) for index in range(tensor.chunks)]
+            begins = (tensor.chunk_range(chunk)[0] for chunk in range(tensor.chunks))
+            jobs = [self._ahead(tensor, chunk, room[begin:]) for chunk, begin in enumerate(begins)]
             for job in jobs:
                 job.result()
         elif tensor.chunks:
-            self._read_chunk(tensor, 0, room)
-        return room[: tensor.bytes].view(dtype).view(entry.shape)
+            self._fetch(tensor, 0, room)
+        return room[: tensor.bytes].view(self.dtype(name)).view(entry.shape)
+
+    def load(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """See `Checkpoint.load`. What is converted or goes to a device passes through two chunks of memory,
+        one being read while the other is used.
+        """
+        entry, tensor, stored = self.entries[name], self._tensors[name], self.dtype(name)
+        if device.type == "cpu" and dtype == stored:
+            return self.tensor(name)
+        if tensor.chunks < 2 or tensor.chunk % stored.itemsize:
+            return self.tensor(name).to(device=device, dtype=dtype)
+        target = torch.empty(entry.shape, dtype=dtype, device=device)
+        flat, rooms = target.view(-1), [aligned_bytes(self._padded(tensor, tensor.chunk)) for _ in range(2)]
+        ahead = self._ahead(tensor, 0, rooms[0])
+        for chunk in range(tensor.chunks):
+            ahead.result()
+            if chunk + 1 < tensor.chunks:
+                ahead = self._ahead(tensor, chunk + 1, rooms[(chunk + 1) % 2])
+            begin, end = tensor.chunk_range(chunk)
+            values = rooms[chunk % 2][: end - begin].view(stored)
+            flat[begin // stored.itemsize : end // stored.itemsize].copy_(values)
+        return target
 
     def read_bytes(self, name: str, begin: int, target: torch.Tensor) -> None:
         self._read(self._tensors[name].at + begin, [target])
@@ -93,12 +110,23 @@ class FtwCheckpoint(Checkpoint):
         if readers is not None:
             readers.shutdown()
 
-    def _read_chunk(self, tensor: FtwTensor, chunk: int, room: torch.Tensor) -> None:
+    def _ahead(self, tensor: FtwTensor, chunk: int, room: torch.Tensor) -> Future[None]:
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(DENSE_READERS, "dense")
+        return self._readers.submit(self._fetch, tensor, chunk, room)
+
+    def _fetch(self, tensor: FtwTensor, chunk: int, room: torch.Tensor) -> None:
+        """Bring one chunk to the beginning of `room`, the last one with what fills its last block."""
         begin, end = tensor.chunk_range(chunk)
-        last = chunk == tensor.chunks - 1
-        self._read(tensor.at + begin, [room[begin:] if last else room[begin:end]])
+        size = end - begin
+        wanted = size if end < tensor.bytes else min(self._padded(tensor, size, begin), len(room))
+        self._read(tensor.at + begin, [room[:wanted]])
         if self.verify:
-            self.check(tensor, chunk, [room[begin:end]])
+            self.check(tensor, chunk, [room[:size]])
+
+    def _padded(self, tensor: FtwTensor, size: int, begin: int = 0) -> int:
+        """`size` bytes from `begin` up to the end of a block: there is padding, or another tensor."""
+        return min(-(-size // BLOCK_BYTES) * BLOCK_BYTES, self.found.bytes - tensor.at - begin)
 
     def _read(self, at: int, targets: Sequence[torch.Tensor]) -> None:
         extents = list(self.found.extents(at, sum(map(len, targets))))
@@ -112,11 +140,6 @@ class FtwCheckpoint(Checkpoint):
             if file not in self._files:
                 self._files[file] = DirectFile(file)
             return self._files[file]
-
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._readers is None:
-            self._readers = ThreadPoolExecutor(DENSE_READERS, "dense")
-        return self._readers
 
 
 def open_ftw(directory: Path, verify: bool = False) -> FtwCheckpoint:

@@ -58,7 +58,6 @@ class TensorEntry(NamedTuple):
 class Checkpoint:
     """All tensors of a directory by name. Files are mapped when the first of their tensors is read."""
 
-    mapped = True  # what `tensor` gives lies in a file's mapping, not in memory of its own
     banks: Mapping[int, FtwTensor] = {}  # experts that are stored as rows of banks, by layer
     identity: str | None = None  # of the contents, where the format has one
 
@@ -89,6 +88,14 @@ class Checkpoint:
         if entry.begin % dtype.itemsize:  # legal in the format, but not a valid address for this dtype
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
+
+    def load(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The values of a tensor as `dtype`, in memory of their own on `device`."""
+        stored = self.tensor(name)
+        wanted = stored.to(device=device, dtype=dtype)
+        own = stored.clone() if wanted.data_ptr() == stored.data_ptr() else wanted
+        self.forget(name)
+        return own
 
     def read_into(self, name: str, target: torch.Tensor, part: int = 0, parts: int = 1) -> None:
         """Read `part` of `parts` equal parts of a tensor's bytes into `target` (uint8, of exactly that size).

@@ -173,16 +173,21 @@ class Reader:
         return self._read(_head_name(self._checkpoint), shape, self._dtype)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        stored = self._checkpoint.tensor(name)
-        assert stored.shape == shape, f"{name}: {tuple(stored.shape)} passed the check as {shape}"
-        scales = self._checkpoint.tensor(scale_name(name)) if stored.dtype == FP8 else None
-        plain = dequantise(stored, scales, dtype)
-        # A tensor that needed no conversion may still lie in the file's mapping.
-        mapped = self._checkpoint.mapped and plain.data_ptr() == stored.data_ptr()
-        own = plain.clone() if mapped and self._device.type == "cpu" else plain.to(self._device)
-        self._checkpoint.forget(name)
+        found = self._checkpoint.entries[name].shape
+        assert found == shape, f"{name}: {found} passed the check as {shape}"
+        if self._checkpoint.dtype(name) == FP8:
+            own = self._widened(name, dtype)
+        else:
+            own = self._checkpoint.load(name, dtype, self._device)
         if self._note is not None:
             self._note(own.nbytes)
+        return own
+
+    def _widened(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """An FP8 matrix as plain values; always a new tensor, since `dtype` is none of eight bits."""
+        scales = self._checkpoint.tensor(scale_name(name)) if scale_name(name) in self._checkpoint else None
+        own = dequantise(self._checkpoint.tensor(name), scales, dtype).to(self._device)
+        self._checkpoint.forget(name)
         return own
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ftagent.engine.weights.checkpoint import open_weights
+from ftagent.engine.weights.direct import aligned_bytes
 from ftagent.engine.weights.ftw import open_set
 from ftagent.engine.weights.ftw_reader import FtwCheckpoint, open_ftw
 from ftagent.errors import LoadFailed
@@ -259,4 +260,34 @@ def test_files_that_change_after_they_were_opened_are_named(tmp_path: Path, how:
         words = rf"{files[0].name}: cut short while it was read: \d+ bytes missing"
     with pytest.raises(LoadFailed, match=words):
         checkpoint.tensor("wide")
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("chunk", [4096, 5000, 5002, 2**23])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_tensors_are_loaded_in_any_type_into_memory_of_their_own(
+    tmp_path: Path, chunk: int, dtype: torch.dtype
+) -> None:
+    write_set(tmp_path, chunk=chunk)
+    checkpoint = open_ftw(tmp_path, verify=True)
+    for name in ("wide", "norm", "scalar", "codes"):
+        first, second = (checkpoint.load(name, dtype, torch.device("cpu")) for _ in range(2))
+        assert torch.equal(first, TENSORS[name].to(dtype))
+        assert first.data_ptr() != second.data_ptr()
+    assert checkpoint.load("codes", dtype, torch.device("meta")).shape == (9, 1000)
+    checkpoint.close()
+
+
+def test_what_is_converted_passes_through_two_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(size: int) -> torch.Tensor:
+        sizes.append(size)
+        return aligned_bytes(size)
+
+    write_set(tmp_path, chunk=BLOCK)
+    checkpoint = open_ftw(tmp_path)
+    monkeypatch.setattr("ftagent.engine.weights.ftw_reader.aligned_bytes", counted)
+    assert torch.equal(checkpoint.load("wide", torch.float64, torch.device("cpu")), TENSORS["wide"].double())
+    assert sizes == [BLOCK, BLOCK]
     checkpoint.close()

@@ -7,6 +7,7 @@ tools that run on a server are accepted and have no effect.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -173,7 +174,7 @@ def settings_of(request: ResponsesRequest) -> dict[str, Any]:
     """What every object of the reply repeats of its request; of the tools, those that are offered."""
     form = request.text.format if request.text else None
     reasoning = request.reasoning or Reasoning()
-    return {
+    repeated: dict[str, Any] = {
         "background": False,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
@@ -199,6 +200,16 @@ def settings_of(request: ResponsesRequest) -> dict[str, Any]:
         "truncation": "disabled",
         "user": request.user,
     }
+    return {name: _finite(value) for name, value in repeated.items()}
+
+
+def _finite(value: Any) -> Any:
+    """JSON as it was sent, but for numbers that JSON cannot say, like 1e999: they are null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
 def summary_wanted(request: InputRequest) -> str | None:

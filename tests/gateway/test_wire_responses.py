@@ -161,3 +161,14 @@ def test_what_cannot_be_honoured_is_refused_by_name(stage: Stage, fields: dict[s
     assert reply.json()["error"]["param"] == name
     assert reply.json()["error"]["message"].startswith(name)
     assert stage.engine.requests == []
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_what_is_repeated_is_json_whatever_was_sent(stage: Stage, number: str, stream: str) -> None:
+    tool = f'{{"type": "function", "name": "f", "parameters": {{"x": [{number}]}}}}'
+    body = f'{{"model": "m", "input": "x", "stream": {stream}, "tools": [{tool}]}}'
+    headers = {"content-type": "application/json"}
+    reply = stage.client.post("/v1/responses", content=body.encode(), headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert '"parameters":{"x":[null]}' in reply.text

@@ -17,6 +17,7 @@ from ftagent.engine.context.tiers import Held
 from ftagent.engine.context.windows import WindowShape
 from ftagent.engine.device.kept import Block, KeptMemory, Staging
 from ftagent.engine.experts.pinning import Registrar
+from ftagent.errors import LoadFailed
 
 
 class DeviceStates(StatePool):
@@ -126,12 +127,20 @@ class DeviceContents:
         copies_bytes: int,
         registrar: Registrar | None = None,
     ) -> None:
-        """Takes `copies_bytes` of the device, which a state must fit, and host memory for `kept`."""
+        """Takes `copies_bytes` of the device, which a state must fit, and host memory for `kept`.
+
+        Raises LoadFailed where that cannot be mapped.
+        """
         self.states = states
         self.kept = kept
         self._storage = storage
-        self._memory = memory = KeptMemory(kept.total(states.slot_bytes), states.slot_bytes, registrar)
-        self._staging = staging = Staging(copies_bytes, states.conv.device)
+        self._staging = staging = Staging(copies_bytes, states.conv.device)  # first: it may find no room
+        try:
+            memory = KeptMemory(kept.total(states.slot_bytes), states.slot_bytes, registrar)
+        except OSError as error:
+            reason = f"no memory for kept prompts ({error.strerror})"
+            raise LoadFailed(f"{reason}; keep fewer (--anchors)") from error
+        self._memory = memory
         self.dtype = storage.layer(0).dtype if storage.shape.layers else torch.float32
         self.page_bytes = storage.shape.page_bytes(self.dtype)
         self.state_bytes = states.slot_bytes

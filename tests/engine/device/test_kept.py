@@ -18,10 +18,12 @@ from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage
 from ftagent.engine.context.recurrent import StateShape
 from ftagent.engine.context.tiers import Held
 from ftagent.engine.context.windows import WindowShape
+from ftagent.engine.device import kept
 from ftagent.engine.device.contents import DeviceContents, DeviceStates
 from ftagent.engine.device.kept import Block, KeptMemory
 from ftagent.engine.device.runner import DeviceRunner
 from ftagent.engine.experts.pinning import CudaRegistrar
+from ftagent.errors import LoadFailed
 from tests.engine.models.tiny import Oracle
 from tests.support.device_twin import load_on, twin_options
 
@@ -85,6 +87,19 @@ def test_memory_that_the_driver_refuses_is_used_as_it_is(caplog: pytest.LogCaptu
     block.view()[:] = bytes(range(10))
     assert caplog.text.count("does not register 16384 bytes (out of memory)") == 1
     memory.close()
+
+
+def test_memory_that_cannot_be_mapped_is_said_by_name(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(size: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(kept, "HostMemory", refuse)
+    with pytest.raises(
+        LoadFailed, match=r"kept prompts \(Cannot allocate memory\); keep fewer \(--anchors\)"
+    ):
+        Pools(device, torch.float32, Kept(2, 1 << 20), WindowShape())
 
 
 class Pools:

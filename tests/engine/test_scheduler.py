@@ -256,6 +256,19 @@ def test_states_on_the_way_give_way_by_the_gaps_between_them() -> None:
     bench.drain()
 
 
+def test_nothing_is_dropped_for_states_that_find_no_room_anyway() -> None:
+    """One place: it is for the end of a prompt, and stays with the last one until then."""
+    bench = Bench(ToyRunner(pages=400, context=700), anchors=1, chunk_tokens=700)
+    bench.runner.recurrent.inside = True  # type: ignore[misc]
+    first = bench.submit(prompt_of(4, 100), 1)
+    bench.drain()
+    job = bench.submit(prompt_of(5, 200), 1, (50, 100, 150))
+    (piece,) = bench.scheduler.plan()
+    assert (piece.job, piece.keep) == (job, ())
+    assert bench.prefix.find(token_key(first.tokens), 101).position == 100
+    bench.drain()
+
+
 def test_a_new_prompt_takes_no_state_that_is_worth_more() -> None:
     """A conversation's anchors far apart stay; a one-shot prompt gets what room is left."""
     bench = Bench(ToyRunner(pages=600, context=700), anchors=5, chunk_tokens=700)

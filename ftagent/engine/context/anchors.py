@@ -283,7 +283,7 @@ class PrefixCache:
         """See that `wanted` more snapshots may be taken, dropping what is worth least, and with `below` only
         what comes before it in the order.
         """
-        if not self.capacity:
+        if wanted > self.capacity:
             return False
         while self._stateful and self._count + wanted > self.capacity:
             victim = self._victim(self._all, lambda anchor: self._may_displace(visit, anchor, below))

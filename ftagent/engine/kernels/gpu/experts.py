@@ -20,8 +20,10 @@ import triton
 import triton.language as tl
 
 from ftagent.engine.kernels.gpu.expert_plan import MAX_UPDATES, NO_HOST, ExpertStep
+from ftagent.engine.kernels.gpu.grouped import SILU, joined
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 from ftagent.engine.kernels.gpu.signals import acquire, publish, wait_for_epoch, wait_for_ticket
+from ftagent.engine.kernels.swiglu import Swiglu
 
 HOST_COLUMNS = 512  # of H that one program brings from the host, for all experts of a row
 
@@ -33,12 +35,16 @@ def experts_step(
     ids: torch.Tensor,
     seen: torch.Tensor,
     guess: torch.Tensor | None,
+    biases: torch.Tensor | None = None,
+    how: Swiglu = SILU,
 ) -> None:
     """step.partial: for each live pair, act_i * down_i summed over the records of a chunk, act_i =
     silu(gate_i . x) * (up_i . x), as far as the device computes them.
 
     layer counts MoE layers; normed T [B, H]; ids, seen int32 [B, k], guess int32 [B, G] or None of `route`.
-    Without a host a pair that misses fails the step.
+    biases T [E, 2I + H] of the layer's experts, gate | up | down: those of gate and up are added, that of
+    down is left to the caller; `how` gate and up become one. Without a host a pair that misses fails the
+    step.
     """
     plan, tables, host, epoch, rows, partial, host_part = step
     (batch, hidden), per_token = normed.shape, ids.shape[1]
@@ -52,7 +58,8 @@ def experts_step(
         (with_host + pairs * plan.chunks + batch * strips,),
         normed, ids, seen, ids if guess is None else guess, tables.slot_of, tables.slot_ptr, tables.landed,
         tables.plan_slot, tables.plan_cut, tables.plan_ticket, tables.plan_ready, tables.fail, epoch, rows,
-        partial, host_part, met.post, met.planned, met.done, met.ids, met.seen, met.guess, met.slot,
+        normed if biases is None else biases, partial, host_part,
+        met.post, met.planned, met.done, met.ids, met.seen, met.guess, met.slot,
         met.cut, met.ticket, met.updates, met.update_index, met.update_value, met.x, met.y, layer,
         pairs * plan.chunks,
         warps=plan.warps,
@@ -75,6 +82,10 @@ def experts_step(
         HOST=with_host,
         STRIPS=max(1, strips),
         STRIP=HOST_COLUMNS,
+        BIASED=biases is not None,
+        ALPHA=how.alpha,
+        LIMIT=how.limit,
+        OFFSET=how.offset,
         PATIENCE=met.patience_ns,
     )  # fmt: skip
 
@@ -173,15 +184,18 @@ def _await_plan(
 
 @triton.jit
 def _sum_run(
-    normed, records, partial, pair, first, last,
+    normed, records, ids, biases, partial, pair, first, last,
     K: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr, STAGES: tl.constexpr,
+    CHUNKS: tl.constexpr, STAGES: tl.constexpr, RECORDS: tl.constexpr, BIASED: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Records [first, last) of one expert on one row. Threads own columns of H, so the sum over records
     stays in a thread; only the two dot products cross threads."""
     h = tl.arange(0, HP)
     x = tl.load(normed + (pair // K) * H + h, mask=h < H, other=0.0).to(tl.float32)
     total = tl.zeros((HP,), tl.float32)
+    if BIASED:
+        biases += tl.load(ids + pair).to(tl.int64) * (2 * RECORDS + H)
     for begin in tl.range(first, last, BLOCK, num_stages=STAGES):
         record = begin + tl.arange(0, BLOCK)
         at = records + record[:, None] * (3 * H) + h[None, :]
@@ -191,7 +205,10 @@ def _sum_run(
         downs = tl.load(at + 2 * H, mask=live, other=0.0, cache_modifier=".cg")
         gate = tl.sum(gates.to(tl.float32) * x[None, :], 1)
         up = tl.sum(ups.to(tl.float32) * x[None, :], 1)
-        act = gate / (1.0 + tl.exp(-gate)) * up
+        if BIASED:
+            gate += tl.load(biases + record, mask=record < last, other=0.0).to(tl.float32)
+            up += tl.load(biases + RECORDS + record, mask=record < last, other=0.0).to(tl.float32)
+        act = joined(gate, up, ALPHA, LIMIT, OFFSET)
         total += tl.sum(downs.to(tl.float32) * act[:, None], 0)
     tl.store(partial + (pair * CHUNKS + first // RUN) * H + h, total, mask=h < H)
 
@@ -229,12 +246,13 @@ def _bring_host_part(
 @triton.jit(do_not_specialize=["layer", "computing"])
 def experts_kernel(
     normed, ids, seen, guess, slot_of, slot_ptr, landed, plan_slot, plan_cut, plan_ticket, plan_ready, fail,
-    epoch, rows, partial, host_part, to_post, to_planned, from_done, to_ids, to_seen, to_guess, to_slot,
-    to_cut, to_ticket, to_updates, to_index, to_value, to_x, from_y, layer, computing,
+    epoch, rows, biases, partial, host_part, to_post, to_planned, from_done, to_ids, to_seen, to_guess,
+    to_slot, to_cut, to_ticket, to_updates, to_index, to_value, to_x, from_y, layer, computing,
     P: tl.constexpr, PP: tl.constexpr, LAUNCHED: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, RECORDS: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, UPDATES: tl.constexpr,
-    HOST: tl.constexpr, STRIPS: tl.constexpr, STRIP: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
+    HOST: tl.constexpr, STRIPS: tl.constexpr, STRIP: tl.constexpr, BIASED: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, OFFSET: tl.constexpr, PATIENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     live = tl.load(rows) * K
@@ -283,6 +301,6 @@ def experts_kernel(
         if (slot >= 0) & (first < last):
             records = tl.load(slot_ptr + slot).to(tl.pointer_type(normed.dtype.element_ty))
             _sum_run(
-                normed, tl.multiple_of(records, 16), partial, pair, first, last,
-                K, H, HP, RUN, BLOCK, CHUNKS, STAGES,
+                normed, tl.multiple_of(records, 16), ids, biases, partial, pair, first, last,
+                K, H, HP, RUN, BLOCK, CHUNKS, STAGES, RECORDS, BIASED, ALPHA, LIMIT, OFFSET,
             )  # fmt: skip

@@ -216,7 +216,7 @@ def _product(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _joined(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr):
+def joined(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr):
     """See `kernels.swiglu`. A comparison with what is no number is false, so that it stays what it is."""
     if LIMIT is not None:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
@@ -265,7 +265,7 @@ def gate_up_kernel(
             own = biases + tl.load(experts + group).to(tl.int64) * (2 * RECORDS + H) + record
             gate += tl.load(own, mask=record < RECORDS, other=0.0).to(tl.float32)[None, :]
             up += tl.load(own + RECORDS, mask=record < RECORDS, other=0.0).to(tl.float32)[None, :]
-        value = _joined(gate, up, ALPHA, LIMIT, OFFSET)
+        value = joined(gate, up, ALPHA, LIMIT, OFFSET)
         at = act + row.to(tl.int64)[:, None] * RECORDS + record[None, :]
         tl.store(at, value.to(act.dtype.element_ty), mask=inside[:, None] & (record < RECORDS)[None, :])
 

@@ -33,7 +33,11 @@ class Model:
 
 
 FRAME = 16  # bytes
-MODELS = {"30b": Model(2048, 768, 128, 8, 0), "35b": Model(2048, 512, 256, 8, 512)}
+MODELS = {
+    "30b": Model(2048, 768, 128, 8, 0),
+    "35b": Model(2048, 512, 256, 8, 512),
+    "gpt-oss-20b": Model(2880, 2880, 32, 4, 0),
+}
 
 
 def pow2(size: int) -> int:
@@ -49,10 +53,15 @@ def route_case(model: Model) -> Case:
     return Case(GPU + "route", "route_kernel", types, dict(constants), warps=1)
 
 
-def experts_case(model: Model, device: Device, rows: int, host: int) -> Case:
+SILU: dict[str, float | bool | None] = {"BIASED": False, "ALPHA": 1.0, "LIMIT": None, "OFFSET": 0.0}
+CLAMPED: dict[str, float | bool | None] = {"BIASED": True, "ALPHA": 1.702, "LIMIT": 7.0, "OFFSET": 1.0}
+
+
+def experts_case(model: Model, device: Device, rows: int, host: int, *, clamped: bool = False) -> Case:
     plan = plan_experts(model.hidden, model.intermediate, model.per_token, 2, device)
     pairs, guesses = rows * model.per_token, model.per_token * host
-    types = ("*bf16", *["*i32"] * 4, "*i64", *["*i32"] * 8, "*fp32", "*fp32", *["i64"] * 14, "i32", "i32")
+    sums = ("*bf16", "*fp32", "*fp32")
+    types = ("*bf16", *["*i32"] * 4, "*i64", *["*i32"] * 8, *sums, *["i64"] * 14, "i32", "i32")
     constants = {
         "P": pairs, "PP": pow2(pairs), "LAUNCHED": pow2(pairs), "K": model.per_token,
         "KP": pow2(model.per_token), "G": guesses, "GP": pow2(max(1, rows * guesses)),
@@ -60,6 +69,7 @@ def experts_case(model: Model, device: Device, rows: int, host: int) -> Case:
         "RECORDS": model.intermediate, "RUN": plan.run, "BLOCK": plan.block, "CHUNKS": plan.chunks,
         "STAGES": plan.stages, "UPDATES": MAX_UPDATES, "HOST": host,
         "STRIPS": model.hidden // HOST_COLUMNS, "STRIP": HOST_COLUMNS, "PATIENCE": PATIENCE_NS,
+        **(CLAMPED if clamped else SILU),
     }  # fmt: skip
     return Case(GPU + "experts", "experts_kernel", types, dict(constants), plan.warps, plan.stages)
 
@@ -84,8 +94,8 @@ def grouped_cases(model: Model, device: Device, rows_per_group: int) -> list[Cas
         "BK": tile.depth, "PRECISION": "tf32",
     }  # fmt: skip
     up = {**shape, "K": model.per_token, "BLOCKS": -(-2 * model.intermediate // tile.columns)}
-    up |= {"BIASED": False, "ALPHA": 1.0, "LIMIT": None, "OFFSET": 0.0}
-    clamped = {**up, "BIASED": True, "ALPHA": 1.702, "LIMIT": 7.0, "OFFSET": 1.0}
+    clamped = {**up, **CLAMPED}
+    up |= SILU
     down = {**shape, "BLOCKS": -(-model.hidden // tile.columns)}
     up_types = ("*bf16", "*i32", "*i32", "*i64", "*i32", "*bf16", "*i32", "*bf16", "i32")
     down_types = ("*bf16", "*i32", "*i64", "*i32", "*bf16", "i32")
@@ -114,6 +124,16 @@ def test_nothing_spills(capability: int) -> None:
     cases = [experts_case(model, device, 1, 0), experts_case(model, device, 8, 1)]
     cases += [combine_case(model, device, 8, 1), *grouped_cases(model, device, 8)]
     check([*cases, *grouped_cases(model, device, 512)], capability)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuobjdump() is None, reason="Triton here ships no cuobjdump")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_nothing_spills_with_biases_and_clamps(capability: int) -> None:
+    """Rows of 2,880 elements, whose tiles are padded to 4,096."""
+    model, device = MODELS["gpt-oss-20b"], DEVICES[capability]
+    cases = [experts_case(model, device, rows, host, clamped=True) for rows, host in ((1, 0), (8, 1))]
+    check([*cases, combine_case(model, device, 8, 1)], capability)
 
 
 @pytest.mark.slow

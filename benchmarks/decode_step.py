@@ -73,8 +73,7 @@ class Case:
 CHOICES: dict[str, tuple[Setting, ...]] = {
     "products: half the rows a program": (Setting(linear, "LANE_WEIGHTS", 32),),
     "products: two programs a multiprocessor": (Setting(linear, "LOOPING", 2),),
-    "delta net: 4 warps a state": (Setting(delta, "STEP_WARPS", 4),),
-    "delta net: 16 warps a state": (Setting(delta, "STEP_WARPS", 16),),
+    "delta net: 8 warps a state": (Setting(delta, "STEP_WARPS", 8),),
     "combine: half the columns a program": (Setting(combine, "COLUMNS", 8),),
     "candidates in two launches": (Setting(sample, "BLOCK", 4096), Setting(sample, "WARPS", 16)),
 }

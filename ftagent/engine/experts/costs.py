@@ -2,7 +2,8 @@
 
 Pure integers, nanoseconds and records (the weights of one intermediate channel: a run of records is a
 complete partial expert, so one expert can be shared by both sides). Both sides start together and the layer
-waits for the later one. Constants start from a benchmark or the defaults here and follow the measured times.
+waits for the later one. Constants start from a benchmark or the defaults here and follow the measured times
+(`line`).
 `choose_split` is also in machine/native/costs.cpp, for the conductor; a property test holds both equal.
 """
 
@@ -15,8 +16,6 @@ from typing import NamedTuple
 from ftagent.engine.options import Mode
 
 SMOOTHING = 8  # a measurement moves a constant by 1/8 of the difference
-BOUND = 4  # and counts as at most so many times the constant: one that met something else is no new truth
-FORGETTING = 32  # without a measurement a constant above its start goes back by 1/32 of the difference
 MIN_GAIN_NS = 5_000  # what an expert on both sides must save to be worth its second hand-over
 
 
@@ -57,24 +56,6 @@ class CostModel:
         if not records:
             return 0
         return self.cpu_fixed + (records * self.cpu_expert + row_records * self.cpu_row) // intermediate
-
-    def after_link(self, records: int, intermediate: int, measured_ns: int) -> CostModel:
-        """The model corrected by a measured fetch of `records`."""
-        sample = max(measured_ns - self.fetch_fixed, 0) * intermediate // records
-        return replace(self, fetch_expert=_towards(self.fetch_expert, sample))
-
-    def after_compute(self, records: int, row_records: int, intermediate: int, measured_ns: int) -> CostModel:
-        """The model corrected by a measured computation on the CPU."""
-        rows_ns = row_records * self.cpu_row // intermediate
-        sample = max(measured_ns - self.cpu_fixed - rows_ns, 0) * intermediate // records
-        return replace(self, cpu_expert=_towards(self.cpu_expert, sample))
-
-    def without_compute(self, start: CostModel) -> CostModel:
-        """The model after a step whose misses went over the link. What the CPU is thought to need falls
-        towards `start`: a side that is never asked could never show that it has become faster.
-        """
-        above = max(self.cpu_expert - start.cpu_expert, 0)
-        return replace(self, cpu_expert=self.cpu_expert - -(-above // FORGETTING))
 
     def after_fetch(self, experts: int, measured_ns: int) -> CostModel:
         """The model corrected by a measured fetch of `experts` experts."""
@@ -209,5 +190,4 @@ class _Split:
 
 
 def _towards(current: int, sample: int) -> int:
-    sample = min(max(sample, current // BOUND), BOUND * max(current, 1))
     return current + (sample - current) // SMOOTHING

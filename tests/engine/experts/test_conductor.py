@@ -243,8 +243,8 @@ def test_what_the_cpu_computed_is_there_at_the_next_step(library: ctypes.CDLL, o
 def test_constants_follow_the_measured_times(library: ctypes.CDLL, opened: list[Bench]) -> None:
     bench = Bench(library, Case("offload", 15, guesses=0, bytes_per_s=2e7), seed=7)
     opened.append(bench)
-    bench.conductor.set_costs(CostModel(fetch_fixed=0, fetch_expert=1000))
-    for _ in range(20):
+    bench.conductor.set_costs(CostModel(fetch_fixed=0, fetch_expert=40_000))
+    for _ in range(40):
         bench.step()
     expert_ns = bench.device.bank[0, 0].nbytes / 2e7 * 1e9
     assert bench.conductor.costs.fetch_expert > 0.7 * expert_ns

@@ -56,9 +56,6 @@ def library() -> ctypes.CDLL:
         POINTER(NativeInput),
         POINTER(c_int32),
     )
-    bind(loaded, "ft_costs_after_link", None, POINTER(NativeCosts), c_int64, c_int64, c_int64)
-    bind(loaded, "ft_costs_without_compute", None, POINTER(NativeCosts), POINTER(NativeCosts))
-    bind(loaded, "ft_costs_after_compute", None, POINTER(NativeCosts), c_int64, c_int64, c_int64, c_int64)
     return loaded
 
 
@@ -172,44 +169,3 @@ def test_the_native_twin_cuts_alike(
     given_input = NativeInput(records, grain, busy, device, MODES.index(mode), MIN_GAIN_NS)
     library.ft_costs_split(byref(native_costs(costs)), packed, count, byref(given_input), cuts)
     assert list(cuts) == choose_split(costs, [Miss(*row) for row in rows], records, grain, busy, device, mode)
-
-
-@given(costs=MODELS, samples=st.lists(st.tuples(st.integers(1, 99), st.integers(1, 99), NS), max_size=20))
-def test_the_native_twin_learns_alike(
-    library: ctypes.CDLL, costs: CostModel, samples: list[tuple[int, int, int]]
-) -> None:
-    start, first, twin = costs, native_costs(costs), native_costs(costs)
-    for records, row_records, measured in samples:
-        costs = costs.after_link(records, 60, measured).after_compute(records, row_records, 60, measured)
-        library.ft_costs_after_link(byref(twin), records, 60, measured)
-        library.ft_costs_after_compute(byref(twin), records, row_records, 60, measured)
-        costs = costs.without_compute(start)
-        library.ft_costs_without_compute(byref(twin), byref(first))
-    assert (twin.fetch_expert, twin.cpu_expert) == (costs.fetch_expert, costs.cpu_expert)
-
-
-def test_measured_parts_of_experts_move_the_constants() -> None:
-    costs = CostModel(fetch_fixed=100, fetch_expert=1000, cpu_fixed=50, cpu_expert=1000, cpu_row=10)
-    for _ in range(100):
-        costs = costs.after_link(32, 64, 100 + 2500).after_compute(16, 32, 64, 50 + 5 + 75)
-    assert 4900 <= costs.fetch_expert <= 5000
-    assert 290 <= costs.cpu_expert <= 310
-
-
-def test_a_side_that_met_something_else_gets_work_again() -> None:
-    """A thousand times the time, a hundred times over, and the split asks the CPU again within 200 steps."""
-    start = costs = CostModel()
-    for _ in range(100):
-        costs = costs.after_compute(512, 512, 512, 1000 * start.cpu_expert)
-    misses = [Miss(1)] * 4
-    assert choose_split(costs, misses, 512, 16) == [512] * 4
-    for _ in range(200):
-        costs = costs.without_compute(start)
-        assert costs.cpu_expert >= start.cpu_expert
-    assert choose_split(costs, misses, 512, 16) != [512] * 4
-
-
-def test_one_odd_measurement_is_not_believed() -> None:
-    start = CostModel()
-    assert start.after_compute(512, 512, 512, 10**9).cpu_expert <= 1.5 * start.cpu_expert
-    assert start.after_link(512, 512, 10**9).fetch_expert <= 1.5 * start.fetch_expert

@@ -21,7 +21,7 @@ import triton.language as tl
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 
 CHANNELS = 256  # of one program of `_convolve`
-STEP_WARPS = 8  # of a program of `_step`
+STEP_WARPS = 4  # of a program of `_step`
 LENGTH_FLOOR = tl.constexpr(1e-6)  # as in kernels.delta_rule.unit_length
 
 

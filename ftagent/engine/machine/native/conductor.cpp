@@ -55,7 +55,8 @@ Conductor::Conductor(const ConductorSetup& setup)
       published_times_(setup.layers),
       shown_costs_(setup.costs),
       costs_(setup.costs),
-      start_costs_(setup.costs),
+      link_line_(setup.costs.fetch_fixed, setup.costs.fetch_expert, setup.intermediate),
+      cpu_line_(setup.costs.cpu_fixed, setup.costs.cpu_expert, setup.intermediate),
       layer_counts_(2 * setup.layers),
       times_(setup.layers),
       unlinked_(setup.layers, 0),
@@ -223,7 +224,11 @@ void Conductor::step() {
     steps_++;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (costs_set_) costs_ = start_costs_ = shown_costs_;
+        if (costs_set_) {
+            costs_ = shown_costs_;
+            link_line_ = Line(costs_.fetch_fixed, costs_.fetch_expert, setup_.intermediate);
+            cpu_line_ = Line(costs_.cpu_fixed, costs_.cpu_expert, setup_.intermediate);
+        }
         costs_set_ = false;
     }
     if (!link_dead_ && !link_.error().empty()) link_failed(-1);
@@ -246,8 +251,7 @@ void Conductor::step() {
         rest(&spins);
     }
     find_optimum();
-    if (mode_ == HYBRID && counts_.misses && !cpu_measured_) costs_.without_compute(start_costs_);
-    cpu_measured_ = false;
+    learn_nothing();
     publish();
 }
 
@@ -297,12 +301,17 @@ void Conductor::next_piece(bool was_idle) {
 
 void Conductor::finish_demand() {
     if (demand_layer_ < 0 || !link_.reached(demand_mark_)) return;
-    // A piece that was under way is not the demand's time: it counts from when that piece landed.
-    const int64_t measured = now_ns() - std::max(demand_started_, link_moved_);
+    // A piece that was under way is not the demand's time: it counts from when that piece landed, and as if it had
+    // begun then.
+    const int64_t now = now_ns(), measured = now - std::max(demand_started_, link_moved_);
     counts_.link_ns += measured;
-    times_[demand_layer_].landed = now_ns() - step_began_;
-    if (steps_ > COLD_STEPS && demand_records_ * 4 >= setup_.intermediate)
-        costs_.after_link(demand_records_, setup_.intermediate, measured);
+    times_[demand_layer_].landed = now - step_began_;
+    if (steps_ > COLD_STEPS) {
+        link_line_.add(demand_records_, measured + (link_moved_ > demand_started_ ? costs_.fetch_fixed : 0));
+        costs_.fetch_fixed = link_line_.fixed();
+        costs_.fetch_expert = link_line_.expert();
+        link_measured_ = true;
+    }
     demand_layer_ = -1;
 }
 
@@ -321,11 +330,27 @@ void Conductor::finish_cpu() {
     }
     counts_.cpu_ns += elapsed;
     times_[cpu_layer_].computed = now_ns() - step_began_;
-    if (steps_ > COLD_STEPS && cpu_records_ * 4 >= setup_.intermediate) {
-        costs_.after_compute(cpu_records_, cpu_row_records_, setup_.intermediate, elapsed);
+    if (steps_ > COLD_STEPS) {
+        const int64_t rows_ns = cpu_row_records_ * costs_.cpu_row / setup_.intermediate;
+        cpu_line_.add(cpu_records_, std::max<int64_t>(elapsed - rows_ns, 0));
+        costs_.cpu_fixed = cpu_line_.fixed();
+        costs_.cpu_expert = cpu_line_.expert();
         cpu_measured_ = true;
     }
     cpu_layer_ = -1;
+}
+
+// A side that had no part in a step with misses shows nothing: what is thought of it goes back towards the start.
+void Conductor::learn_nothing() {
+    if (mode_ == HYBRID && counts_.misses) {
+        if (!link_measured_) link_line_.forget();
+        if (!cpu_measured_) cpu_line_.forget();
+        costs_.fetch_fixed = link_line_.fixed();
+        costs_.fetch_expert = link_line_.expert();
+        costs_.cpu_fixed = cpu_line_.fixed();
+        costs_.cpu_expert = cpu_line_.expert();
+    }
+    link_measured_ = cpu_measured_ = false;
 }
 
 // What the split of the last layer would have fetched, had the constants been those of now.

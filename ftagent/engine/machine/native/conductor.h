@@ -18,6 +18,7 @@
 #include "costs.h"
 #include "executor.h"
 #include "flights.h"
+#include "line.h"
 #include "link.h"
 #include "policy.h"
 
@@ -102,6 +103,7 @@ class Conductor {
     void finish_demand();
     bool idle(uint32_t taken, int64_t since);
     void rest(uint32_t* spins) const;
+    void learn_nothing();
     void find_optimum();
     void drain();
     void publish();
@@ -162,9 +164,10 @@ class Conductor {
     int32_t epoch_ = 0, rows_ = 0;
 
     // The thread's own.
-    CostModel costs_, start_costs_;
+    CostModel costs_;
+    Line link_line_, cpu_line_;         // what its constants follow
     int64_t steps_ = 0;                 // since the start
-    bool cpu_measured_ = false;         // in this step
+    bool link_measured_ = false, cpu_measured_ = false;  // in this step
     StepCounts counts_{};
     std::vector<int64_t> layer_counts_;
     std::vector<LayerTimes> times_;

@@ -1,22 +1,11 @@
 #include "costs.h"
 
+#include "line.h"
+
 #include <algorithm>
 
 namespace ft {
 namespace {
-
-constexpr int64_t SMOOTHING = 8;  // a measurement moves a constant by 1/8 of the difference
-constexpr int64_t BOUND = 4;      // and counts as at most so many times the constant
-constexpr int64_t FORGETTING = 32;
-
-// Rounds down like Python, so that both implementations follow the same path.
-int64_t towards(int64_t current, int64_t sample) {
-    sample = std::min(std::max(sample, current / BOUND), BOUND * std::max<int64_t>(current, 1));
-    const int64_t difference = sample - current;
-    int64_t step = difference / SMOOTHING;
-    if (difference % SMOOTHING < 0) step--;
-    return current + step;
-}
 
 bool fetched_before(const Miss& a, const Miss& b) {
     if (a.have != b.have) return a.have > b.have;
@@ -109,22 +98,6 @@ class Split {
 
 }  // namespace
 
-void CostModel::after_link(int64_t records, int64_t intermediate, int64_t measured_ns) {
-    const int64_t sample = std::max<int64_t>(measured_ns - fetch_fixed, 0) * intermediate / records;
-    fetch_expert = towards(fetch_expert, sample);
-}
-
-void CostModel::after_compute(int64_t records, int64_t row_records, int64_t intermediate, int64_t measured_ns) {
-    const int64_t rows_ns = row_records * cpu_row / intermediate;
-    const int64_t sample = std::max<int64_t>(measured_ns - cpu_fixed - rows_ns, 0) * intermediate / records;
-    cpu_expert = towards(cpu_expert, sample);
-}
-
-void CostModel::without_compute(const CostModel& start) {
-    const int64_t above = std::max<int64_t>(cpu_expert - start.cpu_expert, 0);
-    cpu_expert -= (above + FORGETTING - 1) / FORGETTING;
-}
-
 void choose_split(const CostModel& costs, const Miss* misses, int count, const SplitInput& input, int32_t* cuts) {
     if (input.mode == OFFLOAD) {
         std::fill(cuts, cuts + count, input.intermediate);
@@ -154,13 +127,13 @@ FT_API void ft_costs_split(const ft::CostModel* costs, const ft::Miss* misses, i
                            int32_t* cuts) {
     ft::choose_split(*costs, misses, count, *input, cuts);
 }
-FT_API void ft_costs_after_link(ft::CostModel* costs, int64_t records, int64_t intermediate, int64_t measured_ns) {
-    costs->after_link(records, intermediate, measured_ns);
+FT_API void* ft_line_new(int64_t fixed, int64_t expert, int64_t records) {
+    return new ft::Line(fixed, expert, records);
 }
-FT_API void ft_costs_after_compute(ft::CostModel* costs, int64_t records, int64_t row_records, int64_t intermediate,
-                                   int64_t measured_ns) {
-    costs->after_compute(records, row_records, intermediate, measured_ns);
-}
-FT_API void ft_costs_without_compute(ft::CostModel* costs, const ft::CostModel* start) {
-    costs->without_compute(*start);
+FT_API void ft_line_free(void* line) { delete static_cast<ft::Line*>(line); }
+FT_API void ft_line_add(void* line, int64_t records, int64_t ns) { static_cast<ft::Line*>(line)->add(records, ns); }
+FT_API void ft_line_forget(void* line) { static_cast<ft::Line*>(line)->forget(); }
+FT_API void ft_line_constants(void* line, int64_t* fixed, int64_t* expert) {
+    *fixed = static_cast<ft::Line*>(line)->fixed();
+    *expert = static_cast<ft::Line*>(line)->expert();
 }

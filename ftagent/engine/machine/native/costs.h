@@ -20,9 +20,6 @@ struct CostModel {
     int64_t compute_ns(int64_t records, int64_t row_records, int64_t intermediate) const {
         return records ? cpu_fixed + (records * cpu_expert + row_records * cpu_row) / intermediate : 0;
     }
-    void after_link(int64_t records, int64_t intermediate, int64_t measured_ns);
-    void after_compute(int64_t records, int64_t row_records, int64_t intermediate, int64_t measured_ns);
-    void without_compute(const CostModel& start);
 };
 
 struct Miss {

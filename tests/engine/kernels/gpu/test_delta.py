@@ -132,7 +132,7 @@ def cases() -> list[Case]:
     steps = [
         Case(MODULE, "_step", (*["*fp32"] * 6, "*i32", kind, "*i32", "i32", "fp32"), shape, warps)
         for kind in ("*bf16", "*fp32")
-        for warps in (8, 16)
+        for warps in (4, 8)
     ]
     return [convolve, *steps]
 

@@ -16,8 +16,6 @@ import openai
 import pytest
 from anthropic.types import Message, TextBlock, ThinkingBlock, ToolUseBlock
 from openai.types.chat import ChatCompletion
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from ftagent.engine.engine import LocalEngine, start_engine
 from ftagent.engine.options import EngineOptions
@@ -84,21 +82,6 @@ def completion(client: openai.OpenAI, streamed: bool, *turns: Any, **fields: Any
         return reply
     with client.chat.completions.stream(stream_options={"include_usage": True}, **request) as stream:
         return stream.get_final_completion()
-
-
-def response(client: openai.OpenAI, streamed: bool, asked: Any, **fields: Any) -> Response:
-    """One reply of the Responses API; each event of a stream is checked against the SDK's type."""
-    request: dict[str, Any] = {"model": "demo", "max_output_tokens": 200, "temperature": 0, **fields}
-    if not streamed:
-        reply = client.responses.create(input=asked, **request)
-        return Response.model_validate(reply.to_dict())
-    events: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    last: Any = None
-    for event in client.responses.create(input=asked, stream=True, **request):
-        last = events.validate_python(event.to_dict())
-    assert last.type in ("response.completed", "response.incomplete")
-    assert isinstance(last.response, Response)
-    return last.response
 
 
 def texts(reply: Message) -> str:
@@ -234,68 +217,6 @@ def test_openai_required_and_named_tools(chat: openai.OpenAI, streamed: bool) ->
     assert isinstance(arguments["loop"], bool)
     forced = completion(chat, streamed, "Hello", tools=tools, tool_choice="required").choices[0]
     assert forced.message.tool_calls
-
-
-@STREAMED
-def test_responses_text_thinking_and_limit(chat: openai.OpenAI, streamed: bool) -> None:
-    reply = response(chat, streamed, "What is q*?")
-    assert "PCIe" in reply.output_text
-    assert [item.type for item in reply.output] == ["reasoning", "message"]
-    assert reply.usage is not None
-    assert reply.usage.output_tokens_details.reasoning_tokens > 0
-    silent = response(chat, streamed, "What is q*?", reasoning={"effort": "none"}, max_output_tokens=5)
-    assert [item.type for item in silent.output] == ["message"]
-    assert silent.status == "incomplete"
-    assert silent.usage is not None
-    assert silent.usage.output_tokens == 5
-
-
-@STREAMED
-def test_responses_tool_call_and_result(chat: openai.OpenAI, streamed: bool) -> None:
-    tools = [{"type": "function", "name": "write_file", "description": "Create a file.", "parameters": WRITE}]
-    first = response(chat, streamed, ASK_FILE, tools=tools)
-    call = first.output[-1]
-    assert call.type == "function_call"
-    assert (call.name, json.loads(call.arguments)) == ("write_file", CALL)
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "ok"}
-    history = [{"role": "user", "content": ASK_FILE}, *(item.to_dict() for item in first.output), result]
-    second = response(chat, streamed, history, tools=tools)
-    assert "plums.txt" in second.output_text
-    assert second.usage is not None
-    cached = second.usage.input_tokens_details.cached_tokens
-    assert cached > second.usage.input_tokens / 2, "the second turn resumes behind the first"
-    again = response(chat, streamed, [result], tools=tools, previous_response_id=first.id)
-    assert again.output_text == second.output_text
-
-
-def test_a_schema_means_the_same_in_all_protocols(claude: anthropic.Anthropic, chat: openai.OpenAI) -> None:
-    schema = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 12},
-            "experts": {"type": "integer", "minimum": 0, "maximum": 99},
-            "kind": {"enum": ["dense", "sparse"]},
-        },
-        "required": ["name", "experts", "kind"],
-        "additionalProperties": False,
-    }
-    ask, form = "What is ftagent?", {"name": "facts", "schema": schema, "strict": True}
-    config = {"format": {"type": "json_schema", "schema": schema}}
-    off = {"thinking": {"type": "disabled"}, "extra_body": {"temperature": 0}}
-    wish = {"type": "json_schema", "json_schema": form}
-    text = {"format": {"type": "json_schema", **form}}
-    said = completion(chat, True, ask, reasoning_effort="none", response_format=wish).choices[0].message
-    replies = {
-        texts(message(claude, True, ask, output_config=config, **off)),
-        said.content,
-        response(chat, True, ask, reasoning={"effort": "none"}, text=text).output_text,
-    }
-    assert len(replies) == 1
-    found = json.loads(replies.pop() or "")
-    assert set(found) == {"name", "experts", "kind"}
-    assert isinstance(found["experts"], int)
-    assert 0 <= found["experts"] <= 99
-    assert found["kind"] in ("dense", "sparse")
 
 
 WORDS = "ftagent expert slot cache router token plum is what the of how a who run file stop".split()

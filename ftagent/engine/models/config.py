@@ -48,6 +48,7 @@ class IndexShape(NamedTuple):
     dim: int
     top: int
     interleaved: bool = False  # as in LatentShape
+    following: frozenset[int] = frozenset()  # layers that take over what the last one before them has chosen
 
 
 class LatentShape(NamedTuple):

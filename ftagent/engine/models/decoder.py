@@ -24,7 +24,7 @@ from ftagent.engine.models.gated_delta_net import GatedDeltaNet
 from ftagent.engine.models.latent_attention import LatentAttention
 from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope, WindowAttention, norm_weight
 from ftagent.engine.models.sigmoid_moe import SigmoidMoe
-from ftagent.engine.models.sparse_attention import SparseLatentAttention
+from ftagent.engine.models.sparse_attention import SparseLatentAttention, follow
 from ftagent.engine.weights.source import Source
 
 if TYPE_CHECKING:
@@ -88,9 +88,11 @@ def make_rope(config: ModelConfig, context: int, device: torch.device) -> Rope:
 def build_weights(config: ModelConfig, source: Source) -> Weights:
     """Take all dense tensors of the model from `source`."""
     embedding = source.dense("embed_tokens.weight", config.vocab, config.hidden)
+    blocks = tuple(_block(config, source, layer) for layer in range(len(config.layers)))
+    follow([block.mixer for block in blocks if isinstance(block.mixer, SparseLatentAttention)])
     return Weights(
         embedding=embedding,
-        blocks=tuple(_block(config, source, layer) for layer in range(len(config.layers))),
+        blocks=blocks,
         norm=_norm(config, source, "norm.weight"),
         head=embedding if config.tied else source.head(config.vocab, config.hidden),
     )
@@ -112,9 +114,12 @@ def _block(config: ModelConfig, source: Source, layer: int) -> Block:
         mixer = WindowAttention(config, source, prefix + "self_attn.", ordinal)
     elif kind == "latent_attention":
         assert config.latent is not None, "a family with latent attention gives its shape"
-        sparse = config.latent.indexer is not None
-        kind_of_latent = SparseLatentAttention if sparse else LatentAttention
-        mixer = kind_of_latent(config, source, prefix + "self_attn.", ordinal)
+        indexer = config.latent.indexer
+        if indexer is None:
+            mixer = LatentAttention(config, source, prefix + "self_attn.", ordinal)
+        else:
+            follows = layer in indexer.following
+            mixer = SparseLatentAttention(config, source, prefix + "self_attn.", ordinal, follows=follows)
     else:
         mixer = Attention(config, source, prefix + "self_attn.", ordinal)
     mlp: Mlp | Moe | SigmoidMoe

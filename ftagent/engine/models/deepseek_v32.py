@@ -17,9 +17,11 @@ def parse(config: ConfigFile) -> ModelConfig:
     return with_indexer(config, "deepseek_v32", interleaved=False)
 
 
-def with_indexer(config: ConfigFile, family: str, *, interleaved: bool) -> ModelConfig:
+def with_indexer(
+    config: ConfigFile, family: str, *, interleaved: bool, following: frozenset[int] = frozenset()
+) -> ModelConfig:
     """DeepSeek-V3's layers with sparse attention; `interleaved`: the indexer's weights, too, have the two
-    dimensions of a rotation beside each other.
+    dimensions of a rotation beside each other; `following`: layers without an indexer of their own.
     """
     base = deepseek_v3.parse(config)
     assert base.latent is not None
@@ -30,6 +32,7 @@ def with_indexer(config: ConfigFile, family: str, *, interleaved: bool) -> Model
         dim=config.positive("index_head_dim", 128),
         top=config.positive("index_topk", 2048),
         interleaved=interleaved,
+        following=following,
     )
     if index.dim < base.latent.rotary_dim:
         raise LoadFailed(f"{config.path}: index_head_dim = {index.dim} is less than qk_rope_head_dim")

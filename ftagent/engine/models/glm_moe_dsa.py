@@ -11,9 +11,6 @@ MODEL_TYPES = ("glm_moe_dsa",)
 
 def parse(config: ConfigFile) -> ModelConfig:
     """Defaults are those of transformers' GlmMoeDsaConfig."""
-    shared = config.integer("index_topk_freq", 1) > 1 or config.values.get("index_topk_pattern") is not None
-    if shared or "shared" in (config.values.get("indexer_types") or ()):
-        raise LoadFailed(f"{config.path}: layers that share another layer's indexer are not supported")
     config = config.defaults(
         vocab_size=154880,
         hidden_size=6144,
@@ -29,4 +26,19 @@ def parse(config: ConfigFile) -> ModelConfig:
         rms_norm_eps=1e-5,
         index_n_heads=32,
     )
-    return with_indexer(config, "glm_moe_dsa", interleaved=True)
+    following = _following(config, config.positive("num_hidden_layers"))
+    return with_indexer(config, "glm_moe_dsa", interleaved=True, following=following)
+
+
+def _following(config: ConfigFile, layers: int) -> frozenset[int]:
+    """Layers that use the choice of an earlier one: named, or one indexer in every few layers."""
+    kinds = config.values.get("indexer_types") or config.values.get("index_topk_pattern")
+    if kinds is None:
+        stride, offset = config.positive("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2)
+        return frozenset(layer for layer in range(layers) if max(layer - offset + 1, 0) % stride)
+    known = {"full": False, "F": False, "shared": True, "S": True}
+    if not isinstance(kinds, list | str) or len(kinds) != layers or not set(kinds) <= set(known):
+        raise LoadFailed(f"{config.path}: indexer_types must name {layers} layers of full, shared")
+    if known[kinds[0]]:
+        raise LoadFailed(f"{config.path}: the first layer has no indexer to share")
+    return frozenset(layer for layer, kind in enumerate(kinds) if known[kind])

@@ -79,7 +79,7 @@ class LatentAttention:
         query, stored, _ = self._rows(x, batch.decode, rope, turn)
         kv.write(self.kv_layer, batch.places, stored.unsqueeze(0))
         done = [
-            self._absorbed_values(self._absorbed(query[row : row + 1], segments, kv))
+            self._values(self._absorbed(query[row : row + 1], segments, kv).out).transpose(0, 1)
             for row, segments in enumerate(batch.decode_pasts)
         ]
         done += [self._span(query[span.rows], stored[span.rows], span, kv) for span in batch.spans]
@@ -129,21 +129,18 @@ class LatentAttention:
 
     def _span(self, query: torch.Tensor, stored: torch.Tensor, span: Span, kv: KvStorage) -> torch.Tensor:
         """query [rows, heads, d] over the rows themselves, expanded, and over their past."""
-        by_head = query.transpose(0, 1)
-        own = attend_causal(self._padded(by_head), *self._expanded(stored), self.scale)
+        by_head = self._padded(query.transpose(0, 1))
+        found = attend_causal(by_head, *self._expanded(stored), self.scale)
         pieces = list(split_runs(span.past, SEGMENT))
-        if len(query) < self.expand_from:
-            out = own.out[..., : self.shape.value_dim].transpose(0, 1)
-            if not pieces:
-                return out
+        if len(query) >= self.expand_from:
+            for runs in pieces:
+                expanded = self._expanded(self._read(runs, kv))
+                found = merge(found, attend_all(by_head, *expanded, self.scale))
+        found = Partial(found.out[..., : self.shape.value_dim], found.lse)
+        if len(query) < self.expand_from and pieces:
             past = self._absorbed(query, pieces, kv)
-            values = self._absorbed_values(past).transpose(0, 1)
-            whole = merge(Partial(out.transpose(0, 1), own.lse), Partial(values, past.lse))
-            return whole.out.transpose(0, 1)
-        for runs in pieces:
-            keys, values = self._expanded(self._read(runs, kv))
-            own = merge(own, attend_all(self._padded(by_head), keys, values, self.scale))
-        return own.out[..., : self.shape.value_dim].transpose(0, 1)
+            found = merge(found, Partial(self._values(past.out), past.lse))
+        return found.out.transpose(0, 1)
 
     def _absorbed(self, query: torch.Tensor, pieces: Sequence[Runs], kv: KvStorage) -> Partial:
         """Attention of query [rows, heads, d] in the latent's space: out [heads, rows, stored]."""
@@ -166,10 +163,10 @@ class LatentAttention:
         """What attention reads of tokens [tokens, stored]."""
         return kv.read(self.kv_layer, runs)[0, :, : self.shape.stored]
 
-    def _absorbed_values(self, part: Partial) -> torch.Tensor:
-        """Values [rows, heads, value] of what attention found in the latent's space."""
-        latents = part.out[..., : self.shape.rank].to(self.up.dtype)
-        return torch.bmm(latents, self.up_values.transpose(1, 2)).transpose(0, 1)
+    def _values(self, found: torch.Tensor) -> torch.Tensor:
+        """Values [heads, rows, value] of what attention found in the latent's space [heads, rows, stored]."""
+        latents = found[..., : self.shape.rank].to(self.up.dtype)
+        return torch.bmm(latents, self.up_values.transpose(1, 2))
 
     def _expanded(self, stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [heads, tokens, wide] of what is stored of tokens [tokens, stored], padded with

@@ -9,7 +9,7 @@ def parameters(config: ModelConfig, active: bool = False) -> int:
     """Weights of the model's matrices; with `active`, those that one token uses (the embedding table left
     out).
     """
-    mixers = sum(_mixer(config, kind) for kind in config.layers)
+    mixers = sum(_mixer(config, kind) for kind in config.layers) + _indexers(config)
     dense = len(config.dense_layers) * 3 * config.hidden * config.dense_intermediate
     tables = 1 if active or config.tied else 2
     mlps = len(config.moe_layers) * _moe(config, active) + dense
@@ -41,10 +41,15 @@ def _latent(config: ModelConfig, shape: LatentShape) -> int:
     queries = config.heads * shape.head_dim
     query = (config.hidden + queries) * shape.query_rank if shape.query_rank else config.hidden * queries
     up = config.heads * (shape.plain_dim + shape.value_dim) * shape.rank
-    if shape.indexer is not None:
-        index = shape.indexer
-        up += index.heads * index.dim * shape.query_rank + config.hidden * (index.dim + index.heads)
     return query + config.hidden * (shape.stored + config.heads * shape.value_dim) + up
+
+
+def _indexers(config: ModelConfig) -> int:
+    index = config.latent.indexer if config.latent else None
+    if config.latent is None or index is None:
+        return 0
+    one = index.heads * index.dim * config.latent.query_rank + config.hidden * (index.dim + index.heads)
+    return (len(config.layers) - len(index.following)) * one
 
 
 def _moe(config: ModelConfig, active: bool) -> int:

@@ -41,6 +41,7 @@ SLOW: list[Case] = [
     ("glm4_moe", "hybrid", "4", {**LAYERS, "attention_bias": True}),
     ("glm4_moe_lite", "fused", None, LAYERS),
     ("deepseek_v32", "hybrid", "4", {**LAYERS, "index_topk": 9}),
+    ("glm_moe_dsa", "fused", None, {**LAYERS, "index_topk": 9, "indexer_types": ["full", "shared"]}),
 ]
 
 

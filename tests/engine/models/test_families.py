@@ -107,6 +107,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {},
         {"index_topk": 64, "v_head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
         {"index_topk": 7, "kv_lora_rank": 9, "norm_topk_prob": False, "first_k_dense_replace": 0},
+        {"indexer_types": ["full", "shared", "shared", "full"], "index_topk": 30},
     ],
     "glm4_moe_lite": [
         {},

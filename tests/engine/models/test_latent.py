@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from ftagent.engine.context.pages import PAGE_TOKENS
 from ftagent.engine.load import load_runner
 from ftagent.engine.models import batch, latent_attention, sparse_attention, sparse_index
 from ftagent.engine.models.config import LatentShape
 from ftagent.engine.models.latent_attention import expand_from
+from ftagent.engine.models.registry import model_config
 from ftagent.engine.options import EngineOptions
 from ftagent.errors import LoadFailed
 from tests.engine.kernels.blas import assert_same
@@ -147,7 +150,8 @@ def test_a_copied_page_holds_the_same_latents(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"model_type": "deepseek_v4"}, "deepseek_v4.*compressed"),
-        ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "share another layer's indexer"),
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "must name 4 layers of full"),
+        ({"model_type": "glm_moe_dsa", "index_topk_pattern": "SFSF"}, "the first layer has no indexer"),
         ({"model_type": "deepseek_v32", "q_lora_rank": None}, "q_lora_rank must be given"),
         ({"model_type": "deepseek_v32", "index_head_dim": 4}, "index_head_dim = 4 is less"),
         ({"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
@@ -160,14 +164,57 @@ def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], words:
         load_runner(tmp_path, EngineOptions())
 
 
-@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+SHARED = {"indexer_types": ["full", "shared", "full", "shared"]}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"), [("deepseek_v32", {}), ("glm_moe_dsa", {}), ("glm_moe_dsa", SHARED)]
+)
 def test_choices_in_blocks_are_the_choices(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores and gathered latents in blocks of few rows, chunks that begin before and behind the border."""
     monkeypatch.setattr(sparse_index, "SCORE_BYTES", 40_000)
     monkeypatch.setattr(sparse_attention, "GATHER_BYTES", 10_000)
-    oracle = Oracle(family, tmp_path, 4, {})
+    oracle = Oracle(family, tmp_path, 4, changes)
     tokens = oracle.tokens(200)
     found = logits_by_chunks(load_runner(tmp_path, EngineOptions()), tokens, SIZES)
     assert worst(found, oracle.logits(tokens)) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "following"),
+    [
+        ({"index_topk_freq": 2}, {2, 4}),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, {1, 2, 4, 5}),
+        ({"index_topk_pattern": "FSSFFS"}, {1, 2, 5}),
+        ({"indexer_types": ["full"] * 5 + ["shared"]}, {5}),
+        ({}, set()),
+    ],
+)
+def test_which_layers_share_an_indexer(given: dict[str, Any], following: set[int], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "glm_moe_dsa", "num_hidden_layers": 6, **given})
+    )
+    latent = model_config(tmp_path).latent
+    assert latent is not None
+    assert latent.indexer is not None
+    assert latent.indexer.following == following
+    theirs = transformers.GlmMoeDsaConfig(num_hidden_layers=6, **given)
+    assert {i for i, kind in enumerate(theirs.indexer_types or ()) if kind == "shared"} == following
+
+
+def test_requests_with_a_shared_indexer_do_not_see_each_other(tmp_path: Path) -> None:
+    """Choices are kept for the rows of a step: two requests decode and a third one's prompt is computed."""
+    oracle = Oracle("glm_moe_dsa", tmp_path, 5, SHARED)
+    runner = load_runner(tmp_path, EngineOptions(max_running=3))
+    texts = [oracle.tokens(60 + 10 * n, n) for n in range(3)]
+    requests = [Request(runner) for _ in texts]
+    for request, tokens in zip(requests[:2], texts, strict=False):
+        request.feed(tokens[:40])
+    for step in range(10):
+        chunks = [r.chunk([t[40 + step]]) for r, t in zip(requests[:2], texts, strict=False)]
+        chunks.append(requests[2].chunk(texts[2][7 * step : 7 * step + 7]))
+        for row, request, tokens in zip(runner.step(chunks), requests, texts, strict=True):
+            expected = oracle.logits(tokens[: request.length])[-1]
+            torch.testing.assert_close(row, expected, rtol=0, atol=1e-4)

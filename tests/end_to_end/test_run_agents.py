@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ftagent import adapters
 from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest
 from ftagent.errors import BadRequest
@@ -132,6 +133,26 @@ def test_json_events_come_in_order(agent: Agent, tmp_path: Path) -> None:
         request.prompt.tools for request in engine.requests if isinstance(request.prompt, Conversation)
     ]
     assert max(map(len, offered)) <= 4, "lean"
+
+
+@each_agent
+def test_it_goes_on_where_it_ended(agent: Agent, tmp_path: Path) -> None:
+    """By the arguments that ftagent names at the end; the second run is told another address and token."""
+    project = scratch_repository(tmp_path)
+    task = shell_task(agent)
+    with serving(agent, playing(task, project)) as (_, words, extra):
+        first = ftagent(*(*words, "-p", task.prompt), directory=project, extra=extra, timeout_s=120)
+    assert first.returncode == 0, first.stderr
+    with serving(agent, playing(task, project)) as (engine, words, extra):
+        resume = adapters.get(agent.name).resume
+        again = (*words, "-p", "Go on.", "--", *resume)
+        second = ftagent(*again, directory=project, extra=extra, timeout_s=120)
+    assert second.returncode == 0, second.stderr
+    prompt = engine.requests[-1].prompt
+    assert isinstance(prompt, Conversation)
+    roles = [message.role for message in prompt.messages]
+    assert "tool" in roles, "the tool turn of the first run is there"
+    assert "Go on." in prompt.messages[-1].text
 
 
 @each_agent

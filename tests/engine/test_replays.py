@@ -83,7 +83,9 @@ def engines() -> Iterator[tuple[LocalEngine, LocalEngine]]:
 def test_a_turn_costs_what_is_new_in_it(
     replay: replays.Replay, engines: tuple[LocalEngine, LocalEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound of the whole bench in small: all of the common prefix but one boundary's gap."""
+    """The bound of the whole bench in small: all of the common prefix but one boundary's gap, which is the
+    thought and the call before a result that is replaced: a larger part of these short prompts.
+    """
     monkeypatch.setattr(replays, "REPLY_TOKENS", 8)
     both = []
     for engine in engines:
@@ -95,8 +97,8 @@ def test_a_turn_costs_what_is_new_in_it(
     assert [each.prompt for each in both[0]] == [each.prompt for each in both[1]]
     (found,) = replay_results(both[0], cold(*both[1]))
     assert found.warm_equals_cold
-    assert found.reused_share >= 0.9
-    assert found.recomputed <= found.new + 0.1 * found.common
+    assert found.reused_share >= (0.9 if replay is replays._result_replaced else 0.95)
+    assert found.recomputed <= found.new + 0.05 * found.common
     assert all(not each.cached for each in both[1])
 
 

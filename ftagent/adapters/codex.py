@@ -33,7 +33,7 @@ def prepare(order: Order) -> Launch:
     if order.lean:
         instructions = order.directory / "lean-instructions.md"
         instructions.write_text(_LEAN_INSTRUCTIONS, encoding="utf-8")
-        settings["model_instructions_file"] = json.dumps(str(instructions))
+        settings["model_instructions_file"] = _toml(str(instructions))
         settings |= {f"features.{name}": "false" for name in _LEAN_OFF}
     overrides = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
     # It reads skills in the home as well. Its tools get the user's HOME back, see the settings.
@@ -56,7 +56,7 @@ def _arguments(order: Order) -> list[str]:
 
 
 def _settings(target: Target, project: Path) -> dict[str, str]:
-    """Keys of config.toml and their values as TOML, of which JSON's strings and numbers are a part."""
+    """Keys of config.toml and their values."""
     provider = f"model_providers.{_PROVIDER}"
     words = {
         "model": target.model,
@@ -81,13 +81,18 @@ def _settings(target: Target, project: Path) -> dict[str, str]:
         "skills.bundled.enabled": False,  # they are about OpenAI's services, and their path is in the prompt
         **{f"features.{name}": False for name in _OFF},
     }
-    trusted = f'{{{json.dumps(str(project))}={{trust_level="trusted"}}}}'
+    trusted = f'{{{_toml(str(project))}={{trust_level="trusted"}}}}'
     return {
-        **{key: json.dumps(value) for key, value in (words | numbers | switches).items()},
+        **{key: _toml(value) for key, value in (words | numbers | switches).items()},
         "projects": trusted,
-        "shell_environment_policy.exclude": json.dumps([_KEY]),
-        "shell_environment_policy.set": f"{{HOME={json.dumps(str(Path.home()))}}}",
+        "shell_environment_policy.exclude": _toml([_KEY]),
+        "shell_environment_policy.set": f"{{HOME={_toml(str(Path.home()))}}}",
     }
+
+
+def _toml(value: str | int | list[str]) -> str:
+    """TOML, of which JSON's values are a part; but it knows no characters in two escaped halves."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 ADAPTER = Adapter(

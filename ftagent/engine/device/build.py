@@ -124,7 +124,7 @@ def _build_chains(
         return DeviceRunner(model, kept, experts, [], info, plan.chunk_tokens)
     shared = DecodeModel(
         embedding=weights.embedding,
-        layers=layer_steps(weights, model.rope),
+        layers=layer_steps(weights, model.rope, pools.states.windows.shape.window),
         norm=Norm(weights.norm.weight, weights.norm.eps),
         head=weights.head,
         rope=model.rope,
@@ -181,7 +181,7 @@ def _build_experts(
     if plan.unchained is not None or not found.chained:
         reason = plan.unchained or ("no native library" if library is None else "no expert has a slot")
         found.mode_reason = f"{reason}: decode steps take the way of prompts"
-    return found, DecodeExperts(step_tables, expert_plan, arrays, per_token)
+    return found, DecodeExperts(step_tables, expert_plan, arrays, per_token, tables.biases, plan.swiglu)
 
 
 def _policy(

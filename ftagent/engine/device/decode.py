@@ -16,7 +16,8 @@ from ftagent.engine.context.pages import PAGE_TOKENS, KvStorage
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.device.buffers import Scratch, StepInputs, StepOutputs
 from ftagent.engine.device.dense import AttentionStep, DeltaStep, LayerStep, MlpStep, MoeStep, Norm
-from ftagent.engine.kernels.gpu.attention import decode_attention, split_count
+from ftagent.engine.kernels.experts import SILU
+from ftagent.engine.kernels.gpu.attention import AttentionSpec, decode_attention, split_count
 from ftagent.engine.kernels.gpu.combine import SharedExpert, combine_step
 from ftagent.engine.kernels.gpu.delta import delta_decode
 from ftagent.engine.kernels.gpu.expert_plan import ExpertPlan, ExpertStep, HostArrays, StepTables
@@ -25,6 +26,7 @@ from ftagent.engine.kernels.gpu.launch import processors
 from ftagent.engine.kernels.gpu.linear import embed, linear_add, norm_linear
 from ftagent.engine.kernels.gpu.route import route
 from ftagent.engine.kernels.gpu.sample import candidates
+from ftagent.engine.kernels.swiglu import Swiglu
 from ftagent.engine.models.layers import Rope
 
 
@@ -44,12 +46,16 @@ class DecodeModel:
 
 @dataclass(frozen=True, slots=True)
 class DecodeExperts:
-    """Tables and plan of the expert kernels; `host` is None when every expert is resident."""
+    """Tables and plan of the expert kernels; `host` is None when every expert is resident. `biases` T [L, E,
+    2I + H] are those of `ExpertTables`.
+    """
 
     tables: StepTables
     plan: ExpertPlan
     host: HostArrays | None
     per_token: int
+    biases: torch.Tensor | None = None
+    how: Swiglu = SILU
 
 
 class _ExpertScratch:
@@ -86,6 +92,7 @@ class DecodeStep:
         fail = torch.zeros(1, dtype=torch.int32, device=device)
         self.outputs = StepOutputs(logits, fail if model.experts is None else model.experts.tables.fail)
         self._splits = _split_scratch(model, batch, pages, device)
+        self._rings = _Rings(model, batch, device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def prepare(self) -> None:
@@ -111,6 +118,7 @@ class DecodeStep:
     def _chain(self) -> None:
         model, inputs, x = self._model, self.inputs, self._scratch.x
         inputs.upload()
+        self._rings.find(inputs.slots)
         embed(inputs.tokens, model.embedding, x, inputs.rows)
         for layer in model.layers:
             if isinstance(layer.mixer, AttentionStep):
@@ -133,14 +141,20 @@ class DecodeStep:
 
     def _attend(self, step: AttentionStep) -> None:
         flat = self._into(step.norm, step.into)
+        if step.into_bias is not None:
+            flat[:, : len(step.into_bias)].add_(step.into_bias)
         mixed = self._scratch.mixed(step.out.shape[1])
-        rope, inputs, splits = self._model.rope, self.inputs, self._splits
-        assert splits is not None
+        rope, inputs, splits = self._model.rope, self.inputs, self._splits[step.spec]
+        table, stored = inputs.page_table, self._model.kv.layer
+        if step.spec.window:
+            table, stored = self._rings.pages, self._model.states.windows.layer
         decode_attention(
-            flat, step.spec, step.norms, rope.cos, rope.sin, inputs.positions, inputs.page_table,
-            self._model.kv.layer(step.kv_layer), splits.partial, splits.lse, mixed, inputs.rows,
+            flat, step.spec, step.norms, rope.cos, rope.sin, inputs.positions, table,
+            stored(step.kv_layer), splits.partial, splits.lse, mixed, inputs.rows, step.sinks,
         )  # fmt: skip
         linear_add(mixed, step.out, self._scratch.x, inputs.rows)
+        if step.out_bias is not None:
+            self._scratch.x.add_(step.out_bias)
 
     def _recur(self, step: DeltaStep) -> None:
         flat = self._into(step.norm, step.into)
@@ -165,14 +179,20 @@ class DecodeStep:
         assert own is not None
         normed, x = self._scratch.normed, self._scratch.x
         flat = self._into(step.norm, step.into, normed)
+        if step.bias is not None:
+            flat[:, : step.spec.experts].add_(step.bias)
         guess = own.guess if experts.host is not None and step.spec.guess_at >= 0 else None
         slot_of = experts.tables.slot_of[step.layer]
         route(flat, step.spec, slot_of, own.ids, own.weights, own.seen, guess, inputs.rows)
-        experts_step(own.step, step.layer, normed, own.ids, own.seen, guess)
+        biases = None if experts.biases is None else experts.biases[step.layer]
+        experts_step(own.step, step.layer, normed, own.ids, own.seen, guess, biases, experts.how)
         shared = None
         if step.shared_down is not None:
             shared = SharedExpert(flat, step.spec.experts, step.shared_down)
         combine_step(own.step, step.layer, own.weights, own.seen, shared, x)
+        if biases is not None:  # of down, once for each expert of a row, wherever that was computed
+            chosen = biases[:, 2 * experts.plan.intermediate :][own.ids.long()]  # [B, k, H]
+            x.add_((own.weights.unsqueeze(2) * chosen).sum(1))
 
 
 class _SplitScratch(NamedTuple):
@@ -182,17 +202,34 @@ class _SplitScratch(NamedTuple):
     lse: torch.Tensor
 
 
-def _split_scratch(model: DecodeModel, batch: int, pages: int, device: torch.device) -> _SplitScratch | None:
-    """What the splits leave, for the one shape that all attention layers have."""
-    specs = {layer.mixer.spec for layer in model.layers if isinstance(layer.mixer, AttentionStep)}
-    if not specs:
-        return None
-    (spec,) = specs
-    splits = split_count(pages * PAGE_TOKENS, spec.kv_heads, processors(device))
-    shape = (batch, spec.heads, splits)
-    return _SplitScratch(
-        torch.zeros(*shape, spec.head_dim, device=device), torch.zeros(*shape, device=device)
-    )
+def _split_scratch(
+    model: DecodeModel, batch: int, pages: int, device: torch.device
+) -> dict[AttentionSpec, _SplitScratch]:
+    """What the splits leave, for each shape that attention layers have."""
+    found: dict[AttentionSpec, _SplitScratch] = {}
+    for spec in {layer.mixer.spec for layer in model.layers if isinstance(layer.mixer, AttentionStep)}:
+        capacity = min(spec.window or pages * PAGE_TOKENS, pages * PAGE_TOKENS)
+        splits = split_count(capacity, spec.kv_heads, processors(device))
+        shape = (batch, spec.heads, splits)
+        partial, lse = torch.zeros(*shape, spec.head_dim, device=device), torch.zeros(*shape, device=device)
+        found[spec] = _SplitScratch(partial, lse)
+    return found
+
+
+class _Rings:
+    """Where the rings of the rows' slots are, as pages: int32 [B, window / PAGE_TOKENS], found anew in each
+    step.
+    """
+
+    def __init__(self, model: DecodeModel, batch: int, device: torch.device) -> None:
+        shape = model.states.windows.shape
+        self._each = shape.window // PAGE_TOKENS if shape.layers else 0
+        self._range = torch.arange(self._each, dtype=torch.int32, device=device)
+        self.pages = torch.zeros(batch, self._each, dtype=torch.int32, device=device)
+
+    def find(self, slots: torch.Tensor) -> None:
+        if self._each:
+            self.pages.copy_(slots.unsqueeze(1) * self._each + self._range)
 
 
 def _widest(model: DecodeModel) -> int:

@@ -8,6 +8,7 @@ Knows no pools and no buffers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from ftagent.engine.kernels.gpu.delta import DeltaSpec
 from ftagent.engine.kernels.gpu.route import RouteSpec
 from ftagent.engine.models.decoder import Block, Weights
 from ftagent.engine.models.gated_delta_net import GatedDeltaNet
-from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope
+from ftagent.engine.models.layers import Attention, Mlp, Moe, RmsNorm, Rope, WindowAttention
 from ftagent.engine.models.prefill import attention_spec
 
 
@@ -34,7 +35,10 @@ class AttentionStep(NamedTuple):
     out: torch.Tensor  # T [H, heads * head_dim]
     norms: torch.Tensor | None  # float32 [heads + kv_heads, head_dim]
     spec: AttentionSpec
-    kv_layer: int
+    kv_layer: int  # with a window: of the rings
+    into_bias: torch.Tensor | None = None  # T [q | k | v]
+    out_bias: torch.Tensor | None = None  # T [H]
+    sinks: torch.Tensor | None = None  # float32 [heads]
 
 
 class DeltaStep(NamedTuple):
@@ -55,6 +59,7 @@ class MoeStep(NamedTuple):
     shared_down: torch.Tensor | None  # T [H, shared]
     spec: RouteSpec
     layer: int  # among the MoE layers
+    bias: torch.Tensor | None = None  # T [experts] of the router
 
 
 class MlpStep(NamedTuple):
@@ -68,22 +73,34 @@ class LayerStep(NamedTuple):
     feed: MoeStep | MlpStep
 
 
-def layer_steps(weights: Weights, rope: Rope) -> tuple[LayerStep, ...]:
-    """The decode view of every block."""
+def layer_steps(weights: Weights, rope: Rope, window: int = 0) -> tuple[LayerStep, ...]:
+    """The decode view of every block; `window` is that of the window layers."""
     blocks = weights.blocks
-    return tuple(LayerStep(_mixer(block, rope), _feed(blocks, place)) for place, block in enumerate(blocks))
+    return tuple(
+        LayerStep(_mixer(block, rope, window), _feed(blocks, place)) for place, block in enumerate(blocks)
+    )
 
 
 def _norm(norm: RmsNorm) -> Norm:
     return Norm(norm.weight, norm.eps)
 
 
-def _mixer(block: Block, rope: Rope) -> AttentionStep | DeltaStep:
+def _mixer(block: Block, rope: Rope, window: int) -> AttentionStep | DeltaStep:
     mixer = block.mixer
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, Attention | WindowAttention):
         spec, norms = attention_spec(mixer, rope)
-        norms = norms if norms is None else norms.contiguous()
-        return AttentionStep(_norm(block.mixer_norm), mixer.into, mixer.out, norms, spec, mixer.kv_layer)
+        window = window if isinstance(mixer, WindowAttention) else 0
+        return AttentionStep(
+            norm=_norm(block.mixer_norm),
+            into=mixer.into,
+            out=mixer.out,
+            norms=norms if norms is None else norms.contiguous(),
+            spec=replace(spec, window=window, sinks=mixer.sinks is not None),
+            kv_layer=mixer.kv_layer,
+            into_bias=mixer.into_bias,
+            out_bias=mixer.out_bias,
+            sinks=mixer.sinks,
+        )
     assert isinstance(mixer, GatedDeltaNet)
     return DeltaStep(
         norm=_norm(block.mixer_norm),
@@ -111,7 +128,7 @@ def _feed(blocks: Sequence[Block], place: int) -> MoeStep | MlpStep:
         into = torch.cat((into, _next_router(norm, following)))
         mlp.into = into[:guess_at]  # prefill reads the same memory
     spec = RouteSpec(mlp.experts, mlp.per_token, mlp.renormalise, guess_at)
-    return MoeStep(norm, into, mlp.down if mlp.shared else None, spec, mlp.moe_layer)
+    return MoeStep(norm, into, mlp.down if mlp.shared else None, spec, mlp.moe_layer, mlp.bias)
 
 
 def _next_router(norm: Norm, following: Block) -> torch.Tensor:

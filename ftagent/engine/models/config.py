@@ -15,6 +15,7 @@ from ftagent.errors import LoadFailed
 LayerKind = Literal["full_attention", "sliding_attention", "linear_attention", "latent_attention"]
 KERNEL_HEADS = range(16, 257, 8)  # sizes of heads that `kernels.gpu.attention` does
 KERNEL_GROUP = 16  # and query heads on one KV head, at most
+RING_UNIT = 64  # tokens: a ring of whole pages is read as these are
 ROPE_KINDS = ("default", "mrope", "linear", "llama3", "yarn")
 
 
@@ -185,12 +186,9 @@ class ModelConfig:
         """What of it those of a decode chain do not compute: its decode steps take the way of prompts."""
         return _named(
             {
-                "attention within a window": "sliding_attention" in self.layers,
-                "attention sinks": self.sinks,
-                "attention with biases": self.qkv_bias or self.out_bias,
+                f"a window of {self.window} tokens": bool(self.window % RING_UNIT),
                 "attention over latents": self.latent is not None,
                 "norms of all heads together": self.query_key_norm == "projection",
-                "experts with biases or clamps": self.biased_moe or self.swiglu != Swiglu(),
                 "routing by sigmoids": self.sigmoid is not None,
             }
         )

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ AGENTS = (
 )
 
 
-def each_agent(function: Callable[..., None]) -> Callable[..., None]:
+def each_agent(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run a test with each client; those that are not installed are skipped."""
     cases = [
         pytest.param(
@@ -81,7 +82,7 @@ def each_agent(function: Callable[..., None]) -> Callable[..., None]:
         )
         for agent in AGENTS
     ]
-    marked: Callable[..., None] = pytest.mark.parametrize("agent", cases)(function)
+    marked: Callable[..., Any] = pytest.mark.parametrize("agent", cases)(function)
     return marked
 
 

@@ -1,26 +1,28 @@
-"""Host memory for what is kept of prompts, registered with the driver, and the way of copies to and from it.
+"""Host memory for what is kept of prompts, registered with the driver as it comes into use, and the way of
+copies to and from it.
 
 Copies out of the device go through a staging buffer on a stream of their own, so that steps need not wait for
 the link; copies into it run in the stream of the steps, which come behind them. Blocks of the memory are
-immutable once written. Knows bytes: no pages, no states and no prompts.
+immutable once written. A copy stays within one registration. Knows bytes: no pages, no states and no prompts.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from ftagent.engine.context.arena import Arena
-from ftagent.engine.experts.host_memory import PAGE_BYTES, HostMemory
+from ftagent.engine.experts.host_memory import HostMemory
 from ftagent.engine.experts.pinning import Registrar
 
 log = logging.getLogger(__name__)
 _cuda: Any = torch.cuda  # its events and streams have no types
+SLAB_BYTES = 256 << 20  # about what is registered at a time
 
 
 class Block:
@@ -43,6 +45,16 @@ class Block:
         """Whether it is no part of the kept memory, for want of room."""
         return self._memory is None
 
+    def pieces(self, begin: int, size: int) -> Iterator[tuple[int, int]]:
+        """(offset from `begin`, bytes) of the pieces of [begin, begin + size) that one copy each may take."""
+        done = 0
+        while done < size:
+            most = (
+                size - done if self._memory is None else self._memory.until_edge(self._begin + begin + done)
+            )
+            yield done, min(most, size - done)
+            done += most
+
     def view(self) -> memoryview:
         """See `tiers.Held.view`."""
         if self.copied is not None:
@@ -58,7 +70,9 @@ class Block:
 class KeptMemory:
     """`size` bytes, with places for states of `state_bytes` (0: there are none).
 
-    Blocks may be dropped on any thread; everything else is for the thread that steps.
+    Slabs are counted from the end, as places are, and hold whole places. They are registered by a thread of
+    their own: the first and the last one at once, others when blocks come near them; until then copies take
+    longer. Blocks may be dropped on any thread; everything else is for the thread that steps.
     """
 
     def __init__(self, size: int, state_bytes: int, registrar: Registrar | None = None) -> None:
@@ -67,10 +81,15 @@ class KeptMemory:
         self._state_bytes = state_bytes
         self._returned: deque[tuple[int, Any]] = deque()
         self._let_go: Callable[[], bool] = lambda: False
-        self._registering: threading.Thread | None = None
+        place = self._arena.place_bytes
+        self._slab = place * max(SLAB_BYTES // place, 1) if place else SLAB_BYTES
+        self._asked: set[int] = set()  # slabs that are or will be registered
+        self._registering: ThreadPoolExecutor | None = None
+        self._registrar = registrar  # None: the driver has refused, or there is none
         if registrar is not None and self._arena.size:
-            self._registering = threading.Thread(target=self._register, args=(registrar,), daemon=True)
-            self._registering.start()
+            self._registering = ThreadPoolExecutor(1, "ftagent-register")
+            for begin in (0, self._arena.size - 1):
+                self._ask(self._slab_of(begin))
 
     @property
     def size(self) -> int:
@@ -99,14 +118,15 @@ class KeptMemory:
         self._returned.append((begin, copied))
 
     def ready(self) -> None:
-        """Wait until the memory is registered, as far as the driver lets it be."""
+        """Wait until what was asked for is registered, as far as the driver lets it be."""
         if self._registering is not None:
-            self._registering.join()
-            self._registering = None
+            self._registering.submit(lambda: None).result()
 
     def close(self) -> None:
-        """End the registration. No copy may be on its way."""
-        self.ready()
+        """End the registrations. No copy may be on its way."""
+        if self._registering is not None:
+            self._registering.shutdown(cancel_futures=True)
+            self._registering = None
         self._memory.close()
 
     def check_integrity(self) -> None:
@@ -125,6 +145,9 @@ class KeptMemory:
             begin = take()
         if begin is None:
             return None
+        first, last = self._slab_of(begin), self._slab_of(begin + size - 1)
+        for slab in range(last - 1, first + 2):  # and the neighbours, which will be needed next
+            self._ask(slab)
         return Block(self._memory.tensor[begin : begin + size], self, begin)
 
     def _take_back(self, *, wait: bool) -> None:
@@ -138,15 +161,32 @@ class KeptMemory:
                 copied.synchronize()
             self._arena.give(begin)
 
-    def _register(self, registrar: Registrar) -> None:
+    def until_edge(self, offset: int) -> int:
+        """Bytes from `offset` to the end of its slab."""
+        return self.size - self._slab_of(offset) * self._slab - offset
+
+    def _slab_of(self, offset: int) -> int:
+        return (self.size - 1 - offset) // self._slab
+
+    def _ask(self, slab: int) -> None:
+        """Have a slab registered, if there is one of that number."""
+        if self._registering is None or slab in self._asked or not 0 <= slab <= self._slab_of(0):
+            return
+        self._asked.add(slab)
+        end = self.size - slab * self._slab
+        self._registering.submit(self._register, max(end - self._slab, 0), end)
+
+    def _register(self, begin: int, end: int) -> None:
         """On a thread of its own: a refusal stays behind as the thread's last error of the driver."""
-        # Registering is ten times faster where pages are there already; one thread, as others fill banks.
-        self._memory.tensor.numpy()[::PAGE_BYTES] = 0
-        reason = self._memory.register(registrar)
+        if self._registrar is None:
+            return
+        self._memory.populate(begin, end)  # registering is ten times faster where pages are there already
+        reason = self._memory.register(self._registrar, begin, end)
         if reason is not None:
+            self._registrar = None
             log.warning(
                 "kept prompts: the driver does not register %d bytes (%s): copies take longer",
-                self.size,
+                end - begin,
                 reason,
             )
 
@@ -175,7 +215,8 @@ class Staging:
         fill(piece)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
-            target.copy_(piece, non_blocking=True)
+            for at, length in block.pieces(begin, size):
+                target[at : at + length].copy_(piece[at : at + length], non_blocking=True)
             self._sent = _cuda.Event()
             self._sent.record(self._side)
         block.copied = self._sent
@@ -194,7 +235,8 @@ class Staging:
         for event in (self._sent, block.copied):
             if event is not None:
                 current.wait_event(event)
-        piece.copy_(source, non_blocking=True)
+        for at, length in block.pieces(begin, size):
+            piece[at : at + length].copy_(source[at : at + length], non_blocking=True)
         spill(piece)
         self.note(block)
 

@@ -6,6 +6,7 @@ driver allocates. Knows no experts.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import weakref
 
@@ -15,12 +16,15 @@ from ftagent.engine.experts.pinning import Registrar
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_BYTES = 2**21
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class HostMemory:
     """`size` bytes that begin on a huge page and cost nothing until they are written.
 
-    A registration ends with `close`, or when the object is dropped: exactly once, and before the memory goes.
+    It is registered as a whole or in parts. A registration ends with `close`, or when the object is dropped:
+    exactly once, and before the memory goes.
     Raises OSError when there is no such address space.
     """
 
@@ -32,7 +36,7 @@ class HostMemory:
         self.tensor = raw[begin : begin + size]  # uint8 [size]
         self.address = raw.data_ptr() + begin
         self.size = size
-        self._unregister: weakref.finalize[..., HostMemory] | None = None
+        self._registered: dict[int, weakref.finalize[..., HostMemory]] = {}  # by where a part begins
         if hasattr(mmap, "MADV_HUGEPAGE") and size >= HUGE_BYTES:
             try:
                 # Not beyond the end: the last piece would take a whole huge page.
@@ -42,20 +46,27 @@ class HostMemory:
 
     @property
     def registered(self) -> bool:
-        return self._unregister is not None
+        return bool(self._registered)
 
-    def register(self, registrar: Registrar) -> str | None:
-        """Make the whole of it readable for the device. Returns the reason when that is refused."""
-        if self._unregister is not None:
+    def register(self, registrar: Registrar, begin: int = 0, end: int | None = None) -> str | None:
+        """Make bytes [begin, end), or the whole of it, readable for the device. Parts do not overlap and
+        begin on pages. Returns the reason when that is refused.
+        """
+        if begin in self._registered:
             return None
-        reason = registrar.register(self.address, self.size)
+        address, size = self.address + begin, (self.size if end is None else end) - begin
+        reason = registrar.register(address, size)
         if reason is None:
-            self._unregister = weakref.finalize(self, registrar.unregister, self.address)
+            self._registered[begin] = weakref.finalize(self, registrar.unregister, address)
         return reason
+
+    def populate(self, begin: int, end: int) -> None:
+        """Have the pages of [begin, end) there, whatever is in them. Does nothing on a kernel that cannot."""
+        # Python's own madvise keeps the interpreter meanwhile.
+        _libc.madvise(ctypes.c_void_p(self.address + begin), ctypes.c_size_t(end - begin), POPULATE_WRITE)
 
     def close(self) -> None:
         """End the registration and drop this reference to the memory. Safe to call twice."""
-        if self._unregister is not None:
-            self._unregister()
-            self._unregister = None
+        while self._registered:
+            self._registered.popitem()[1]()
         self.tensor = torch.empty(0, dtype=torch.uint8)

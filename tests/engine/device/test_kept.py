@@ -89,6 +89,53 @@ def test_memory_that_the_driver_refuses_is_used_as_it_is(caplog: pytest.LogCaptu
     memory.close()
 
 
+class Ledger:
+    """A registrar that keeps books: registered ranges, which may neither overlap nor be copied across."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, int] = {}
+
+    def register(self, address: int, size: int) -> str | None:
+        assert all(address + size <= start or start + held <= address for start, held in self.held.items())
+        self.held[address] = size
+        return None
+
+    def unregister(self, address: int) -> None:
+        del self.held[address]
+
+
+def test_memory_is_registered_as_it_comes_into_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends at once, the rest near blocks; no piece of a copy crosses an edge, and no state has one."""
+    monkeypatch.setattr(kept, "SLAB_BYTES", 8 * UNIT)
+    ledger = Ledger()
+    memory = KeptMemory(100 * UNIT, 3 * UNIT, ledger)
+    memory.ready()
+    assert sum(ledger.held.values()) == 6 * UNIT + 4 * UNIT, "six from the end, and what is over at the begin"
+    first = memory.block(UNIT)
+    assert first is not None
+    first.view()[:] = bytes([7]) * UNIT
+    memory.ready()
+    assert sum(ledger.held.values()) == 16 * UNIT
+    assert bytes(first.view()) == bytes([7]) * UNIT, "registering changes nothing"
+    large = memory.block(20 * UNIT)
+    assert large is not None
+    memory.ready()
+    starts = sorted(ledger.held)
+    edges = {start - starts[0] for start in starts}
+    for begin, size in [(0, 20 * UNIT), (UNIT + 1, 11 * UNIT), (5, 10)]:
+        ends = [begin + at + length for at, length in large.pieces(begin, size)]
+        places = [begin + at for at, _ in large.pieces(begin, size)]
+        assert places == [begin, *ends[:-1]]
+        assert ends[-1] == begin + size
+        assert all((UNIT + place) in edges for place in places[1:])
+    for _ in range(10):
+        state = memory.state()
+        assert state is not None
+        assert list(state.pieces(0, 3 * UNIT)) == [(0, 3 * UNIT)]
+    memory.close()
+    assert not ledger.held
+
+
 def test_memory_that_cannot_be_mapped_is_said_by_name(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

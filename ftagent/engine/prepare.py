@@ -18,7 +18,7 @@ from ftagent.engine.api import GenerateRequest, ModelInfo, SamplingParams
 from ftagent.engine.context.divergence import PromptWatch
 from ftagent.engine.context.marks import choose_marks, lasting_marks, stable_head
 from ftagent.engine.job import Job
-from ftagent.engine.prompt.form_registry import ReplyForm, detect_form, form_table
+from ftagent.engine.prompt.form_registry import ReplyForm, form_table
 from ftagent.engine.prompt.grammar import constraint_for
 from ftagent.engine.prompt.parsers import ReplyParser
 from ftagent.engine.prompt.template import ChatTemplate, RenderedPrompt
@@ -79,7 +79,7 @@ class Preparer:
         """Read tokenizer, template and sampling defaults of a model directory. Raises LoadFailed."""
         tokenizer = Tokenizer.from_directory(directory)
         template = ChatTemplate.from_directory(directory, tokenizer)
-        form = detect_form(template.source, info.family)
+        form = template.form(info.family)
         tokenizer = tokenizer.ending_at(form_table(form).stops)
         return cls(
             info,

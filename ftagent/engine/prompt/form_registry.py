@@ -67,7 +67,7 @@ _MARKS: tuple[tuple[tuple[str, ...], ReplyForm], ...] = (
     (("<arg_key>", "</arg_key><arg_value>"), "glm5"),
     (("<arg_key>",), "glm4"),
     (("<tool_call>", "<function="), "qwen3_5"),
-    (("<tool_call>",), "qwen3"),
+    (("<tool_call>", '"name'), "qwen3"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<|start_header_id|>", '"parameters"'), "llama3"),
 )

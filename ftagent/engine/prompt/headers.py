@@ -56,6 +56,8 @@ def read_header(text: str) -> Header | None:
             mark = piece["mark"]
             role = "" if mark == "<|start|>" else role
         elif piece["to"]:
+            if recipient not in ("", piece["to"]):
+                return None
             recipient = piece["to"]
         elif word := piece["word"]:
             if mark == "<|channel|>" and word in _CHANNELS:

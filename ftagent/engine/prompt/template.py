@@ -28,8 +28,9 @@ from ftagent.engine.prompt.boundaries import encode_prompt
 from ftagent.engine.prompt.bpe_import import read_json
 from ftagent.engine.prompt.canonical import canonical
 from ftagent.engine.prompt.echo import Echo, own_words, read_reply, reply_boundaries, says_the_same
-from ftagent.engine.prompt.form_registry import detect_form, form_table
+from ftagent.engine.prompt.form_registry import ReplyForm, detect_form, form_table
 from ftagent.engine.prompt.memory import Asked, KnownPrefix, ReplyMemory
+from ftagent.engine.prompt.proof import reads_back
 from ftagent.engine.prompt.rendering import Rendering
 from ftagent.engine.prompt.tokenizer import Tokenizer
 from ftagent.engine.prompt.writer import Wording, Writer
@@ -100,6 +101,17 @@ class ChatTemplate:
             return cls(default, tokenizer, sources.get("tool_use"))
         except LoadFailed as error:
             raise LoadFailed(f"{path}: {error}") from None
+
+    def form(self, family: str = "") -> ReplyForm:
+        """The form of replies to this template's prompts: what it teaches, or what `family` is known for.
+
+        "plain", with a warning, where none is known or a call as the template writes it is not read.
+        """
+        form = detect_form(self.source, family)
+        if form == "plain" or reads_back(form, self._writer, self._tokenizer):
+            return form
+        log.warning("calls as this chat template writes them are not read: replies are plain text")
+        return "plain"
 
     def render(self, conversation: Conversation) -> RenderedPrompt:
         """The prompt for the next reply. Raises BadRequest when the template refuses the conversation."""

@@ -22,7 +22,7 @@ from ftagent.errors import BadRequest, LoadFailed
 
 # Words of the trial conversations, unlikely in a template's own text.
 _A, _B, _C, _D, _E, _F = "zqalpha", "zqbravo", "zqcharlie", "zqdelta", "zqecho", "zqfoxtrot"
-_TRIAL_TOOL = ToolSpec("zqtool", "zq\u00e9", {"type": "object", "properties": {"zqkey": {"type": "string"}}})
+TRIAL_TOOL = ToolSpec("zqtool", "zq\u00e9", {"type": "object", "properties": {"zqkey": {"type": "string"}}})
 _CALL_IDS = ("call_{}", "{:09d}")  # Mistral's templates want nine letters or digits
 _TRIAL_CALLS = (
     Call("call_0", "zqtool", {"zqkey": "zq\u00e9"}),
@@ -62,8 +62,8 @@ class Writer:
             raise LoadFailed(f"one user message cannot be rendered ({error}); use another template") from None
         self._try_roles()
         self._try_calls()
-        offered = Wording(tools=self.tools([_TRIAL_TOOL]))
-        self.tells_tools = _TRIAL_TOOL.name in self._attempt([Turn("user", 0, _A)], offered)
+        offered = Wording(tools=self.tools([TRIAL_TOOL]))
+        self.tells_tools = TRIAL_TOOL.name in self._attempt([Turn("user", 0, _A)], offered)
         self.markable = self._try_marks()
         self.headers: Mapping[bool | None, str] = {way: self._header(way) for way in (None, True, False)}
         self.closer = self._find_closer()
@@ -158,6 +158,8 @@ class Writer:
             self.dialect = plain
             return
         self._invisible_guards = r"zq\u00e9" not in text
+        if self.dialect.leading_system and _A not in self.trial_call(Turn("system", 0, _A))[1]:
+            self.dialect = replace(self.dialect, leading_system=False)  # lost behind a tool's result
         words = self._attempt_calls(Turn("assistant", 2, _C, calls=_TRIAL_CALLS[:1]))
         self.dialect = replace(self.dialect, text_with_calls=_in_order(words, _C, "zqkey"))
         both = self._attempt_calls(Turn("assistant", 2, _C, thinking=_D, calls=_TRIAL_CALLS[:1]))
@@ -171,7 +173,7 @@ class Writer:
 
     def _attempt_calls(self, turn: Turn) -> str:
         """The text of a trial: one user's message, `turn`, the results of its calls. "" if it fails."""
-        wording = Wording(tools=self.tools([_TRIAL_TOOL]))
+        wording = Wording(tools=self.tools([TRIAL_TOOL]))
         named = [self.dialect.call_id.format(number) for number in range(len(turn.calls))]
         calls = tuple(replace(call, id=name) for call, name in zip(turn.calls, named, strict=True))
         turn = replace(turn, calls=calls)
@@ -183,7 +185,7 @@ class Writer:
         return text[text.rfind(_B) :] if text else ""  # without what is said of the tools
 
     def _try_marks(self) -> frozenset[LeafKind]:
-        turns, wording = fit(self._call_turns(), self.dialect), Wording(tools=self.tools([_TRIAL_TOOL]))
+        turns, wording = fit(self._call_turns(), self.dialect), Wording(tools=self.tools([TRIAL_TOOL]))
         if self.dialect.leading_system:
             turns = [Turn("system", 0, _A), *turns]
         plain = self.marker()
@@ -211,6 +213,16 @@ class Writer:
             Turn("tool", 3, _E, call_id=call.id, name="zqtool"),
         ]
 
+    def trial_call(self, *before: Turn) -> tuple[str, str]:
+        """Behind `before`: a question that waits for a reply, and the same with a call and its result.
+
+        As the template writes them; "" where it fails.
+        """
+        user, reply, result = self._call_turns()
+        turns = [*before, user, replace(reply, content="", thinking=""), result]
+        wording = Wording(tools=self.tools([TRIAL_TOOL]))
+        return self._attempt(turns[:-2], wording), self._attempt(turns, wording)
+
     def _header(self, thinking: bool | None) -> str:
         turns = [Turn("user", 0, _A)]
         whole = self._attempt(turns, Wording(thinking=thinking))
@@ -228,7 +240,7 @@ class Writer:
         return gap[: spans[0][1]] if spans and spans[0][0] == 0 else ""
 
     def _find_call_closer(self) -> str:
-        wording = Wording(tools=self.tools([_TRIAL_TOOL]), reply_begins=False)
+        wording = Wording(tools=self.tools([TRIAL_TOOL]), reply_begins=False)
         user, reply, result = self._call_turns()
         turns = [user, replace(reply, content="", thinking="")]
         last = self._attempt(turns, wording).rpartition("zq\u00e9")[2]

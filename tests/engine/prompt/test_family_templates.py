@@ -75,6 +75,18 @@ def test_every_form_has_a_template_here() -> None:
     assert set(FAMILIES.values()) == set(FORMS) - {"plain", "qwen3", "qwen3_5"}
 
 
+@every
+def test_the_form_is_proved_by_reading_a_call_back(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert template(name).form() == FAMILIES[name]
+    assert not caplog.records
+
+
+def test_a_form_that_does_not_read_the_calls_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    other = vocabularies.family_source("glm4").replace('{{- "\\n<tool_call>" ~', '{{- "\\n<called>" ~')
+    assert ChatTemplate(other, vocabularies.family()).form() == "plain"
+    assert ["are not read" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_a_family_tells_the_form_where_the_template_does_not(caplog: pytest.LogCaptureFixture) -> None:
     assert detect_form("{{ messages }}", "gpt_oss") == "harmony"
     assert detect_form("{{ messages }}", "deepseek_v4") == "deepseek_v4"

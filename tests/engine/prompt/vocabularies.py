@@ -129,7 +129,9 @@ def family() -> Tokenizer:
     path = Path(_folder().name) / "family"
     path.mkdir()
     family_oracle().save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|begin_of_text|>"}))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<|begin_of_text|>", "eos_token": "</s>"})
+    )
     return Tokenizer.from_directory(path)
 
 

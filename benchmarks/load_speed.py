@@ -1,10 +1,12 @@
 """How fast models load from a cold page cache, beside how fast their files can be read at all.
 
-    python -m benchmarks.load_speed MODEL... [--repeats N] [--threads N] [--device cpu|cuda] [--json]
+    python -m benchmarks.load_speed MODEL... [--repeats N] [--readers N] [--device cpu|cuda] [--json]
 
 For each model directory, in turn and alternating: its files are dropped from the page cache, then read with
 direct I/O into buffers that are used again (the most that a reader can reach), dropped again, and loaded.
 Load means everything from the configuration to a runner that can step; the interpreter and torch are there.
+Before each, as much memory is touched and given back: a virtual machine may get its memory from the host only
+then, which takes many times as long as filling it.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from typing import Any
 
 import torch
 
+from ftagent.engine.experts.host_memory import HostMemory
+from ftagent.engine.experts.readers import DIRECT_READERS
 from ftagent.engine.load import load_runner
 from ftagent.engine.options import EngineOptions
-from ftagent.engine.weights.direct import DirectFile, aligned_bytes
+from ftagent.engine.weights.direct import BLOCK_BYTES, DirectFile, aligned_bytes
 
 BLOCK = 8 * 2**20
 
@@ -38,6 +42,12 @@ def drop(files: list[Path]) -> None:
         os.fsync(handle)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(handle)
+
+
+def touch(size: int) -> None:
+    memory = HostMemory(size)
+    memory.tensor[::BLOCK_BYTES] = 1
+    memory.close()
 
 
 def read_all(files: list[Path], threads: int) -> float:
@@ -79,7 +89,7 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--readers", type=int, help="threads that read")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -87,10 +97,14 @@ def main() -> None:
     for _ in range(given.repeats):
         for model in given.models:
             files = files_of(model)
-            options = EngineOptions(model=str(model), device=given.device, threads=given.threads)
+            options = EngineOptions(model=str(model), device=given.device, readers=given.readers)
             for what in ("read", "load"):
                 drop(files)
-                seconds = read_all(files, given.threads) if what == "read" else load(model, options)
+                touch(sum(file.stat().st_size for file in files))
+                if what == "read":
+                    seconds = read_all(files, given.readers or DIRECT_READERS)
+                else:
+                    seconds = load(model, options)
                 times.setdefault((model, what), []).append(seconds)
     report(given.models, times, given.json)
 

@@ -166,7 +166,8 @@ class LatentAttention:
     def _values(self, found: torch.Tensor) -> torch.Tensor:
         """Values [heads, rows, value] of what attention found in the latent's space [heads, rows, stored]."""
         latents = found[..., : self.shape.rank].to(self.up.dtype)
-        return torch.bmm(latents, self.up_values.transpose(1, 2))
+        # The other way around torch's CPU product of 16-bit floats takes nine times as long.
+        return torch.bmm(self.up_values, latents.transpose(1, 2)).transpose(1, 2)
 
     def _expanded(self, stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [heads, tokens, wide] of what is stored of tokens [tokens, stored], padded with

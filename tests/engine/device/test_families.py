@@ -18,7 +18,9 @@ CASES: list[tuple[str, Mode, str | None, dict[str, Any]]] = [
     ("llama", "auto", None, {}),
     ("mistral", "auto", None, {}),
     ("qwen3_5", "auto", None, {"full_attention_interval": 2}),
+    ("qwen2", "auto", None, {}),
     ("mixtral", "hybrid", "4", {}),
+    ("qwen2_moe", "hybrid", "4", {}),
     ("qwen3_next", "hybrid", "4", {"linear_num_value_heads": 4, "linear_num_key_heads": 2}),
     ("qwen3_next", "fused", None, {"mlp_only_layers": [0], "intermediate_size": 40}),
 ]
@@ -43,8 +45,9 @@ def test_logits_are_the_oracles(
     runner = load_on(device, tmp_path, twin_options(mode, experts), torch.float32)
     try:
         assert worst(runner, tokens, expected) < 2e-4
-        assert (runner.experts is None) == (family not in ("mixtral", "qwen3_next"))
+        assert (runner.experts is None) == (family not in ("mixtral", "qwen2_moe", "qwen3_next"))
         if runner.experts is not None:
             runner.experts.check_integrity()
+            assert "way of prompts" not in (runner.experts.stats().mode_reason or "")
     finally:
         runner.close()

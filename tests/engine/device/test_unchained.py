@@ -21,22 +21,19 @@ from tests.support.device_twin import load_on, twin_options
 
 TOKENS = 26
 SIZES = [11, 7, 4]  # longer together than the window, and the rest token by token
+# Chains read rings of whole pages: they cannot do a window of 8.
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "initializer_range": 0.1, "sliding_window": 8}
 LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "initializer_range": 0.1}
-BIASED = {"attention_bias": True, **LAYERS}
 Case = tuple[str, Mode, str | None, dict[str, Any]]
 CASES: list[Case] = [
     ("gpt_oss", "fused", None, SMALL),
     ("gpt_oss", "hybrid", "4", {**SMALL, "swiglu_limit": 0.7}),
-    ("llama", "auto", None, BIASED),
     ("minimax_m2", "offload", "5", {**LAYERS, "rotary_dim": 8}),
     ("deepseek_v3", "hybrid", "4", LAYERS),
 ]
 SLOW: list[Case] = [
     ("gpt_oss", "offload", "5", {**SMALL, "sliding_window": 1}),
     ("gpt_oss", "cpu", "1", {**SMALL, "sliding_window": 100, "attention_bias": False}),
-    ("qwen3", "auto", None, BIASED),
-    ("qwen2_moe", "hybrid", "4", LAYERS),
     ("olmoe", "hybrid", "4", LAYERS),
     ("glm4_moe", "hybrid", "4", {**LAYERS, "attention_bias": True}),
     ("glm4_moe_lite", "fused", None, LAYERS),

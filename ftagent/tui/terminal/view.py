@@ -226,6 +226,7 @@ class TerminalView(Widget, can_focus=True):
 
     def scroll_back(self, rows: int) -> None:
         """Show older rows, or with a negative count newer ones."""
+        self._follow_history()
         back = max(0, min(self._back + rows, self.emulator.history))
         if back != self._back:
             self._back = back

@@ -77,7 +77,7 @@ class Bench:
         logits = request.feed(self.prompt(BEHIND))
         times = []
         for _ in range(GENERATED):
-            token = self._draw(logits)
+            token = self.draw(logits)
             began = time.perf_counter()
             logits = request.feed([token])
             times.append(time.perf_counter() - began)
@@ -104,7 +104,7 @@ class Bench:
         request.close()
         return times
 
-    def _draw(self, logits: StepLogits) -> int:
+    def draw(self, logits: StepLogits) -> int:
         best = logits.best(0)
         assert isinstance(best, Best), "a device keeps the best logits"
         order = np.argsort(-best.values)[:40]

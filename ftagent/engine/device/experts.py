@@ -83,7 +83,7 @@ class DeviceExperts:
         self._tables.publish()
         if self._conductor is not None:
             if self._auto is not None and self._auto.next_mode != self.mode:
-                self._set_mode(self._auto.next_mode)
+                self.set_mode(self._auto.next_mode)
             self._conductor.begin_step(epoch, rows)
 
     def await_decode(self) -> None:
@@ -124,7 +124,8 @@ class DeviceExperts:
         log.warning("experts: mode %s from now on: %s", mode, self.mode_reason)
         self.mode = mode
 
-    def _set_mode(self, mode: Mode) -> None:
+    def set_mode(self, mode: Mode) -> None:
+        """From the next decode step on. Only where experts can miss."""
         assert self._conductor is not None
         self._conductor.set_mode(mode)
         self.mode = mode

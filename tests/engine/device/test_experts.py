@@ -93,7 +93,7 @@ def test_auto_stays_in_the_mode_that_is_left(during: Mode, lost: dict[Mode, Mode
     play = Play("hybrid", rivals=True)
     assert play.auto is not None
     assert play.step() is None
-    play.experts._set_mode(during)  # as when a challenger is measured
+    play.experts.set_mode(during)  # as when a challenger is measured
     play.conductor.mode = during
     play.experts._conductor.begin_step(99, 1)  # type: ignore[union-attr]
     play.conductor.lost = lost

@@ -151,7 +151,9 @@ async def test_an_unknown_key_behind_the_prefix_is_said() -> None:
 
 
 async def test_the_end_of_the_program_is_the_end_of_the_screen() -> None:
-    script = "stty raw; printf '\\033[?1049hfull'; head -c 1 >/dev/null; printf '\\033[?1049lhint'; exit 5"
+    script = (
+        "stty raw -echo; printf '\\033[?1049hfull'; head -c 1 >/dev/null; printf '\\033[?1049lhint'; exit 5"
+    )
     async with on_stage(*shell(script)) as stage:
         await stage.until(lambda: "full" in stage.program)
         stage.app.view.child.write(b"x")

@@ -118,11 +118,8 @@ def test_titles_and_subagents_leave_the_main_line_alone(kind: Kind, titles: int)
         assert job.cached >= before - NEAR
         before = job.prompt
         for title in range(titles):
-            ask(
-                bench,
-                kind,
-                [Part("system", tuple(prompt_of(500, 40))), Part("user", tuple(prompt_of(title, 25)))],
-            )
+            side = [Part("system", tuple(prompt_of(500, 40))), Part("user", tuple(prompt_of(title, 25)))]
+            ask(bench, kind, side)
 
 
 def test_marks_never_depend_on_what_comes_later() -> None:

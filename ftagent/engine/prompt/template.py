@@ -33,6 +33,7 @@ from ftagent.engine.prompt.memory import Asked, KnownPrefix, ReplyMemory
 from ftagent.engine.prompt.proof import reads_back
 from ftagent.engine.prompt.rendering import Rendering
 from ftagent.engine.prompt.tokenizer import Tokenizer
+from ftagent.engine.prompt.told_tools import call_example
 from ftagent.engine.prompt.writer import Wording, Writer
 from ftagent.errors import BadRequest, LoadFailed
 
@@ -83,10 +84,11 @@ class ChatTemplate:
         """
         self.source = tool_source or source
         self._tokenizer = tokenizer
-        self._writer = Writer(source, tool_source, tokenizer)
+        self._table = form_table(detect_form(self.source, warn=False))
+        self._example = call_example(self._table)  # of a call, for templates that do not tell tools
+        self._writer = Writer(source, tool_source, tokenizer, self._example)
         self._memory = ReplyMemory(tokenizer)
         self._warned = False  # about tools that the template leaves out
-        self._table = form_table(detect_form(self.source, warn=False))
 
     @classmethod
     def from_directory(cls, directory: Path, tokenizer: Tokenizer) -> ChatTemplate:
@@ -118,7 +120,7 @@ class ChatTemplate:
         script = canonical(conversation, self._writer.dialect, self._memory)
         if not script.turns:
             raise BadRequest("the conversation is empty; send at least one message", "messages")
-        if script.tools and not self._writer.tells_tools and not self._warned:
+        if script.tools and not (self._writer.tells_tools or self._example or self._warned):
             self._warned = True
             log.warning("this model's chat template has no place for tools: it does not learn of them")
         headers = self._writer.headers

@@ -18,6 +18,7 @@ from ftagent.engine.prompt.boundaries import LeafKind, Marker, unmark
 from ftagent.engine.prompt.canonical import Call, Dialect, Turn, clean, fit
 from ftagent.engine.prompt.sandbox import compile_template
 from ftagent.engine.prompt.tokenizer import Tokenizer
+from ftagent.engine.prompt.told_tools import tell_tools
 from ftagent.errors import BadRequest, LoadFailed
 
 # Words of the trial conversations, unlikely in a template's own text.
@@ -49,8 +50,12 @@ class Writer:
     words, and one of calls. All "" if unknown. `tells_tools`: it says which tools are offered.
     """
 
-    def __init__(self, source: str, tool_source: str | None, tokenizer: Tokenizer) -> None:
-        """Raises LoadFailed for a template that is damaged or cannot render one user message."""
+    def __init__(self, source: str, tool_source: str | None, tokenizer: Tokenizer, example: str = "") -> None:
+        """`example` is a call as the model spells it, for a template that does not say which tools there are.
+
+        Raises LoadFailed for a template that is damaged or cannot render one user message.
+        """
+        self._example = ""
         self._tokenizer = tokenizer
         self._render = _compile(source)
         self._render_tools = _compile(tool_source) if tool_source else self._render
@@ -64,6 +69,8 @@ class Writer:
         self._try_calls()
         offered = Wording(tools=self.tools([TRIAL_TOOL]))
         self.tells_tools = TRIAL_TOOL.name in self._attempt([Turn("user", 0, _A)], offered)
+        if not self.tells_tools:
+            self._example = example
         self.markable = self._try_marks()
         self.headers: Mapping[bool | None, str] = {way: self._header(way) for way in (None, True, False)}
         self.closer = self._find_closer()
@@ -80,9 +87,12 @@ class Writer:
         self, turns: Sequence[Turn], wording: Wording, marker: Marker, *, drop_thinking: bool = False
     ) -> str:
         """The template's text, with the marks that `marker` sets. Raises BadRequest when it fails."""
+        messages = [self._message(turn, marker, drop_thinking) for turn in turns]
+        if self._example and wording.tools:
+            tell_tools(messages, wording.tools, self._example, self.dialect.leading_system)
         variables: dict[str, Any] = {
             **self._tokenizer.named_tokens,
-            "messages": [self._message(turn, marker, drop_thinking) for turn in turns],
+            "messages": messages,
             "tools": list(wording.tools) or None,
             "documents": None,
             "add_generation_prompt": wording.reply_begins,

@@ -240,3 +240,24 @@ def test_a_release_maps_to_its_size(name: str, tmp_path: Path) -> None:
     assert ours / 1e9 == pytest.approx(release.billions, rel=0.005, abs=release.digit / 2)
     token = kv_shape(config).page_bytes(BYTES, page_size=1)
     assert token == release.kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen3-30B-A3B", 3.3),
+        ("Mixtral-8x7B", 12.9),
+        ("Mixtral-8x22B", 39),
+        ("Qwen1.5-MoE-A2.7B", 2.7),
+        ("OLMoE-1B-7B", 1.3),
+        ("DeepSeek-V3", 37),
+        ("GLM-5", 40),
+    ],
+)
+def test_a_token_uses_as_many_as_published(name: str, billions: float, tmp_path: Path) -> None:
+    """Rounded figures of the releases, some with and some without the embedding table."""
+    (tmp_path / "config.json").write_text(json.dumps(RELEASES[name].values))
+    config = model_config(tmp_path)
+    active = parameters(config, active=True)
+    assert active <= billions * 1.03e9
+    assert active + config.vocab * config.hidden >= billions * 0.98e9

@@ -4,18 +4,23 @@ what templates write read back by the parser.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ftagent.conversation import Conversation, Message, Text, ToolCall, ToolSpec
+from ftagent.engine.api import GenerateRequest, ModelInfo
+from ftagent.engine.prepare import Preparer
 from ftagent.engine.prompt import sandbox
 from ftagent.engine.prompt.boundaries import common_prefix
 from ftagent.engine.prompt.template import ChatTemplate
 from ftagent.engine.prompt.tokenizer import Tokenizer
+from ftagent.engine.task import Outbox
 from ftagent.errors import LoadFailed
 from tests.engine.prompt import speech, vocabularies
 from tests.engine.prompt.replies import Setup, join
@@ -199,6 +204,33 @@ def test_tools_are_told_where_a_template_leaves_them_out(caplog: pytest.LogCaptu
     ]
     assert count[0] == count[1]
     assert not caplog.records
+
+
+def test_the_tokens_that_end_a_turn_end_the_reply() -> None:
+    tokenizer = vocabularies.family()
+    ending = tokenizer.ending_at(("<|observation|>", "<|user|>", "<|no such token|>"))
+    named = [tokenizer.added_tokens[text] for text in ("<|observation|>", "<|user|>")]
+    assert ending.eos_ids == tuple(sorted({*tokenizer.eos_ids, *named}))
+    assert not set(named) & set(tokenizer.eos_ids)  # the one it was made from is as it was
+    assert ending.encode("a<|user|>b") == tokenizer.encode("a<|user|>b")
+
+
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [
+        ("harmony", {"<|call|>", "<|return|>"}),
+        ("glm4", {"<|user|>", "<|observation|>"}),
+        ("minimax", {"[e~["}),
+    ],
+)
+def test_a_loaded_model_stops_where_its_family_does(name: str, stops: set[str], tmp_path: Path) -> None:
+    directory = a_model(tmp_path, "")
+    (directory / "chat_template.jinja").write_text(vocabularies.family_source(name))
+    info = ModelInfo("m", "", context=4096, vocab=vocabularies.family().vocab_size)
+    preparer = Preparer.from_directory(directory, info)
+    with closing(asyncio.new_event_loop()) as loop:
+        task = preparer.task(GenerateRequest(speech.conversation([user("Hi")])), Outbox(loop))
+    assert {vocabularies.family().added_tokens[text] for text in stops} <= task.eos
 
 
 def test_results_without_their_call_are_still_told() -> None:

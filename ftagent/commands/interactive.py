@@ -16,10 +16,12 @@ from ftagent.adapters.base import Adapter, Target
 from ftagent.commands.common import log_to_file
 from ftagent.engine.api import Engine
 from ftagent.errors import ConfigError
+from ftagent.gateway.announce import announce
 
 Way = Literal["pane", "exec", "tmux"]
 
 _FIGURES_COLUMNS = 36  # of the tmux pane
+_FINDING = ("HOME", "XDG_STATE_HOME", "PYTHONPATH", "LANG", "LC_ALL", "COLORTERM")  # none holds a secret
 # What tells an agent about the user's terminal, which is not the one it runs in.
 _OUTER = ("TMUX", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "COLORFGBG")
 
@@ -58,7 +60,7 @@ def run(run: Interactive, way: Way) -> int:
     log_to_file()
     if way == "pane":
         return _in_pane(run)
-    with _figures_beside() if way == "tmux" else contextlib.nullcontext():
+    with _figures_beside(run) if way == "tmux" else contextlib.nullcontext():
         return process.run_foreground(run.arguments, run.environment).exit_code
 
 
@@ -87,14 +89,30 @@ def pane_environment(adapter: Adapter, environment: Mapping[str, str]) -> dict[s
 
 
 @contextlib.contextmanager
-def _figures_beside() -> Iterator[None]:
-    """`ftagent top` in a tmux pane at the right, which finds the engine by its note, while the agent runs."""
+def _figures_beside(run: Interactive) -> Iterator[None]:
+    """`ftagent top` in a tmux pane at the right while the agent runs. It finds the engine by its note."""
     top = [sys.executable, "-m", "ftagent", "top", "--pid", str(os.getpid())]
-    split = ["tmux", "split-window", "-h", "-d", "-l", str(_FIGURES_COLUMNS), "-P", "-F", "#{pane_id}"]
-    done = subprocess.run([*split, *top], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"tmux has no room for figures beside the agent: {done.stderr.strip()}; use --exec")
-    try:
-        yield
-    finally:
-        subprocess.run(["tmux", "kill-pane", "-t", done.stdout.strip()], capture_output=True, check=False)
+    # A new pane has the environment of tmux's server, which may know another home.
+    known = [word for name in _FINDING if name in os.environ for word in ("-e", f"{name}={os.environ[name]}")]
+    split = [
+        "tmux",
+        "split-window",
+        "-h",
+        "-d",
+        "-l",
+        str(_FIGURES_COLUMNS),
+        *known,
+        "-P",
+        "-F",
+        "#{pane_id}",
+    ]
+    elsewhere = announce(run.target.url, run.target.token, run.target.model)
+    with contextlib.nullcontext() if run.engine else elsewhere:
+        done = subprocess.run([*split, *top], capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = done.stderr.strip()
+            raise ConfigError(f"tmux has no room for figures beside the agent: {said}; use --exec")
+        try:
+            yield
+        finally:
+            subprocess.run(["tmux", "kill-pane", "-t", done.stdout.strip()], capture_output=True, check=False)

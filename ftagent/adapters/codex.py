@@ -106,7 +106,7 @@ ADAPTER = Adapter(
     homes=("CODEX_HOME",),
     resume=("resume", "--last"),
     volatile=(
-        VolatileSpan("input[1]", r"`r0` = `[^`]+/skills/\\.system`", "skills.bundled.enabled=false"),
+        VolatileSpan("input[1]", r"`r0` = `[^`]+/skills/\.system`", "skills.bundled.enabled=false"),
         VolatileSpan("environment", r"<cwd>[^<]*</cwd>", "stands behind the instructions and the tools"),
         VolatileSpan("environment", r"<current_date>[^<]*</current_date>", "stands behind them as well"),
         VolatileSpan("function_call_output", r"^(Chunk ID|Wall time): .*$", "frozen once it was sent"),

@@ -91,12 +91,14 @@ ADAPTER = Adapter(
     homes=("QWEN_HOME", "QWEN_RUNTIME_DIR"),
     resume=("--continue",),
     volatile=(
-        VolatileSpan("system", r"# Git[\s\S]*?(?=\n# |\Z)", "stands near the end of the system prompt"),
+        VolatileSpan("system", r"(?:^git: .*\n)+", "stands near the end of the system prompt"),
         VolatileSpan(
-            "messages[1]", r"folder structure[\s\S]*?```", "stands behind the system prompt and the tools"
+            "messages[1]",
+            r"Here is the folder structure of[\s\S]*?(?=</system-reminder>)",
+            "stands behind system prompt and tools",
         ),
         VolatileSpan(
-            "messages[1]", r"[Tt]oday's date is [^\n]*", "leaves its message when a session is resumed"
+            "messages[1]", r"(?:Today's|The current) date is:? [^\n]*", "leaves its message on resume"
         ),
     ),
     prepare=prepare,

@@ -151,3 +151,70 @@ def test_words_flow_at_once(speech: Speech) -> None:
     assert speech.setup().parse("Hello a < b & 2 > 1 {x} [1]\n\n    code()\n") == Reply(
         "", "Hello a < b & 2 > 1 {x} [1]\n\n    code()\n", ()
     )
+
+
+# ---- markers where they do not belong
+
+CLOSERS = {
+    "qwen3": "</tool_call>",
+    "qwen3_5": "</tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁end｜>",
+    "deepseek_v31": "<｜tool▁call▁end｜>",
+    "deepseek_v32": "</｜DSML｜function_calls>",
+    "deepseek_v4": "</｜DSML｜tool_calls>",
+    "deepseek_v41": "</｜DSML｜ calls>",
+    "glm4": "</tool_call>",
+    "glm5": "</tool_call>",
+    "minimax_m2": "</minimax:tool_call>",
+    "harmony": "<|end|>",
+    "mistral": "[/THINK]",
+    "llama3": "</think>",
+}
+
+
+@each
+def test_stray_closers_lose_nothing(speech: Speech) -> None:
+    closer, setup = CLOSERS[speech.form], speech.setup(cut=False)
+    assert setup.parse(f"Done.{closer}") == Reply("", "Done.", ())
+    assert setup.parse(closer) == Reply("", "", ())
+    assert setup.parse(f"{closer}Done.") == Reply("", "Done.", ())
+    call = speech.call("find", q="a", limit=1)
+    reply = setup.parse(call + closer)
+    assert reply.content == ""
+    assert only_call(reply) == {"q": "a", "limit": 1}
+
+
+OUTER = {
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "deepseek_v32": ("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
+    "deepseek_v4": ("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"),
+    "deepseek_v41": ("<｜DSML｜ calls>\n", "\n</｜DSML｜ calls>"),
+    "minimax_m2": ("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+}
+
+
+@pytest.mark.parametrize("speech", [s for s in SPEECHES if s.form in OUTER], ids=lambda speech: speech.form)
+@pytest.mark.parametrize("kept", [(False, False), (False, True), (True, False)])
+def test_a_call_whose_outer_markers_were_left_out(speech: Speech, kept: tuple[bool, bool]) -> None:
+    opens, closes = OUTER[speech.form]
+    inner = speech.call("find", q="a b", limit=3).removeprefix(opens).removesuffix(closes)
+    whole = f"Looking.\n\n{opens if kept[0] else ''}{inner}{closes if kept[1] else ''}"
+    reply = speech.setup(cut=False).parse(whole)
+    assert reply.content == "Looking."
+    assert only_call(reply) == {"q": "a b", "limit": 3}
+
+
+@each
+def test_markers_of_ordinary_tokens_stay_in_thinking(speech: Speech) -> None:
+    """A vocabulary that has the markers as tokens: only those count."""
+    call = speech.call("ping")
+    closer = "<|end|>" if speech.form == "harmony" else "[/THINK]" if speech.form == "mistral" else "</think>"
+    pieces = [(f"I close with `{closer}`, I call with {call} later.", False), (closer, True), ("Yes.", False)]
+    markers = speech.markers | {"<think>", "</think>"}
+    if speech.form == "harmony":
+        pieces[2:] = [("<|start|>", True), ("assistant", False), ("<|channel|>", True), ("final", False)]
+        pieces += [("<|message|>", True), ("Yes.", False)]
+    reply = join(speech.setup(thinking_open=True).events(pieces, markers))
+    assert reply.thinking == pieces[0][0]
+    assert (reply.content, reply.calls) == ("Yes.", ())

@@ -7,7 +7,7 @@ import click
 from ftagent.commands.common import emit, errors_as_events, json_flag
 from ftagent.commands.figures import as_json as report_json
 from ftagent.commands.figures import engine_flags, where
-from ftagent.gateway.client import Report, fetch_report
+from ftagent.gateway.client import Reader, Report
 
 _PHASES = {"idle": "○", "prefill": "◐", "decode": "●", "mixed": "◉"}
 
@@ -22,7 +22,7 @@ def command(engine_url: str | None, pid: int | None, once: bool, as_json: bool) 
     For Claude Code: `"statusLine": {"type": "command", "command": "ftagent statusline"}` in its settings.
     """
     with errors_as_events(as_json):
-        report = fetch_report(*where(engine_url, pid))
+        report = Reader().fetch(*where(engine_url, pid))
     if as_json:
         emit(report_json(report))
     else:

@@ -8,7 +8,7 @@ from ftagent.commands.common import emit, errors_as_events, json_flag
 from ftagent.commands.figures import as_json as report_json
 from ftagent.commands.figures import engine_flags, where
 from ftagent.errors import ConfigError
-from ftagent.gateway.client import Report, fetch_report
+from ftagent.gateway.client import Reader, Report
 
 
 @click.command()
@@ -29,7 +29,7 @@ def command(engine_url: str | None, pid: int | None, once: bool, as_json: bool) 
 
             lifetime.need_terminal("top", "for the figures of now use `ftagent top --once`")
         url, token = where(engine_url, pid)
-        report = fetch_report(url, token)  # a wrong address or token is said before the screen starts
+        report = Reader().fetch(url, token)  # a wrong address or token is said before the screen starts
         if once:
             _print(report, as_json)
             return 0

@@ -17,9 +17,11 @@ from urllib.parse import urlsplit
 from ftagent.engine.api import Health, ModelInfo
 from ftagent.engine.stats import Snapshot
 from ftagent.errors import ConfigError, EngineError
+from ftagent.gateway.foreign import MetricsReader, model_of
 
 PATH = "/v1/ftagent/stats"
 TIMEOUT_S = 3.0
+_ANSWER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,30 @@ class Report:
     model: ModelInfo
     snapshot: Snapshot | None
     age_s: float
+
+
+class NotThere(EngineError):
+    """The other side answers, but has no such address."""
+
+
+class Reader:
+    """Reads the figures of one engine again and again: an ftagent's, or those of an engine that we know."""
+
+    def __init__(self) -> None:
+        self._metrics: MetricsReader | None = None  # once it has turned out not to be an ftagent
+        self._model: ModelInfo | None = None
+
+    def fetch(self, url: str, token: str | None) -> Report:
+        """As `fetch_report`, for other engines as well."""
+        if self._metrics is None:
+            try:
+                return fetch_report(url, token)
+            except NotThere:
+                self._metrics = MetricsReader()
+        if self._model is None:
+            self._model = model_of(get_json(url, "/v1/models", token), url)
+        text = _get(url, "/metrics", token).decode(errors="replace")
+        return Report("ok", self._model, self._metrics.snapshot(text), 0.0)
 
 
 def fetch_report(url: str, token: str | None) -> Report:
@@ -44,6 +70,13 @@ def fetch_report(url: str, token: str | None) -> Report:
 
 def get_json(url: str, path: str, token: str | None) -> Any:
     """GET `path` of the gateway at `url`. Raises EngineError, and ConfigError when the token is refused."""
+    try:
+        return json.loads(_get(url, path, token))
+    except ValueError as error:
+        raise EngineError(f"{url}: {path} is not JSON; is it an engine?") from error
+
+
+def _get(url: str, path: str, token: str | None) -> bytes:
     origin = url.rstrip("/").removesuffix("/v1")
     request = urllib.request.Request(f"{origin}{path}")
     if token:
@@ -53,15 +86,16 @@ def get_json(url: str, path: str, token: str | None) -> Any:
     direct = [urllib.request.ProxyHandler({})] if local else []
     try:
         with urllib.request.build_opener(*direct).open(request, timeout=TIMEOUT_S) as answer:
-            return json.load(answer)
+            return bytes(answer.read(_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
         with error:
             if error.code in (401, 403):
                 raise ConfigError(
                     f"{origin}: the token is refused; set FTAGENT_TOKEN to the one it printed"
                 ) from None
-            raise EngineError(f"{origin}{path}: answered {error.code}; is it an ftagent?") from None
-    except (OSError, ValueError) as error:
+            kind = NotThere if error.code in (404, 405) else EngineError
+            raise kind(f"{origin}{path}: answered {error.code}; is it an engine?") from None
+    except OSError as error:
         reason = getattr(error, "reason", error)
         raise EngineError(f"{origin}: not reachable: {reason}") from None
 

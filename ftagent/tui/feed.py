@@ -15,7 +15,7 @@ from typing import Protocol
 from ftagent.engine.api import Engine, Health, ModelInfo
 from ftagent.engine.stats import Snapshot
 from ftagent.errors import FtError
-from ftagent.gateway.client import Report, fetch_report
+from ftagent.gateway.client import Reader, Report
 
 TICK_S = 0.25
 SAMPLES = 240  # a minute of ticks
@@ -73,9 +73,9 @@ class RemoteFeed:
     """An engine behind its gateway, asked by a thread."""
 
     def __init__(
-        self, url: str, token: str | None, fetch: Callable[[str, str | None], Report] = fetch_report
+        self, url: str, token: str | None, fetch: Callable[[str, str | None], Report] | None = None
     ) -> None:
-        self._url, self._token, self._fetch = url, token, fetch
+        self._url, self._token, self._fetch = url, token, fetch or Reader().fetch
         self._tick = Tick(None, "loading", None, time.monotonic())
         self._answered = time.monotonic()
         self._why = ""

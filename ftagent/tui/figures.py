@@ -53,7 +53,8 @@ def figures(
     hits = percent(snapshot.experts.hit_rate if snapshot and snapshot.experts else None)
     slots = _units(_pool(snapshot, "experts"))
     kv = _tokens(_pool(snapshot, "kv"))
-    context = f"{_context_used(snapshot, turn)} / {model.context:,}"
+    limit = f"{model.context:,}" if model.context else UNKNOWN
+    context = f"{_context_used(snapshot, turn)} / {limit}"
     rows = (
         Row("phase", phase),
         Row("decode", speed),

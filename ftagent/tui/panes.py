@@ -131,7 +131,8 @@ def _pool_rows(pools: Sequence[PoolStats], width: int) -> list[Row]:
         return []
     rows = [Row("Memory", "")]
     for pool in pools:
-        whole = size(pool.total * pool.unit_bytes)
+        # An engine that is not ours tells a share alone.
+        whole = size(pool.total * pool.unit_bytes) if pool.unit_bytes else percent(pool.used / pool.total)
         name = _POOL_NAMES.get(pool.name, pool.name)
         rows.append(Row(name, f"{bar(pool.used, pool.total, max(4, width - 20))} {whole:>10}"))
     return rows

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
 from ftagent import paths
-from ftagent.engine.stats import ExpertStats, PoolStats, RequestStats, Snapshot
+from ftagent.engine.stats import ExpertStats, PoolStats, Snapshot
 from ftagent.errors import ConfigError, EngineError
 from ftagent.gateway.announce import announce, announced
 from ftagent.gateway.client import build, fetch_report
@@ -59,14 +59,15 @@ def test_nothing_there_is_said() -> None:
 
 def filled(kind: Any) -> Any:
     """A value of `kind` in which nothing is left at its default."""
-    values: dict[Any, Any] = {int: 7, float: 2.5, str: "words", bool: True}
-    values |= {tuple[float | None, ...]: (0.5, None), tuple[PoolStats, ...]: (PoolStats("kv", 1, 2, 3, 4),)}
-    values |= {tuple[RequestStats, ...]: (RequestStats("id", 1, 2, 3, 0.5, None, 1.5, "stop"),)}
-    if kind in values:
-        return values[kind]
-    options = [option for option in getattr(kind, "__args__", ()) if option is not type(None)]
-    if options and not hasattr(kind, "_fields") and getattr(kind, "__origin__", None) is not tuple:
-        return options[0] if isinstance(options[0], str) else filled(options[0])
+    plain_values: dict[Any, Any] = {int: 7, float: 2.5, str: "words", bool: True}
+    if kind in plain_values:
+        return plain_values[kind]
+    arguments = get_args(kind)
+    if get_origin(kind) is tuple:
+        return tuple(filled(argument) for argument in arguments if argument is not Ellipsis)
+    if arguments:  # a choice: of words, or of a type and None
+        first = arguments[0]
+        return first if isinstance(first, str) else filled(first)
     return kind(**{name: filled(hint) for name, hint in get_type_hints(kind).items()})
 
 

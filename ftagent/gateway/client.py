@@ -20,7 +20,7 @@ from ftagent.errors import ConfigError, EngineError
 from ftagent.gateway.foreign import MetricsReader, model_of
 
 PATH = "/v1/ftagent/stats"
-TIMEOUT_S = 3.0
+TIMEOUT_S = 10.0  # of a list of models by a busy engine; figures are asked for by a thread that may wait
 _ANSWER_BYTES = 8 << 20
 
 
@@ -97,7 +97,7 @@ def _get(url: str, path: str, token: str | None) -> bytes:
             raise kind(f"{origin}{path}: answered {error.code}; is it an engine?") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise EngineError(f"{origin}: not reachable: {reason}") from None
+        raise EngineError(f"{origin}: not reachable: {reason}; start it with `ftagent serve`") from None
 
 
 def build(kind: Any, value: Any) -> Any:

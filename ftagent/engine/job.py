@@ -16,12 +16,12 @@ from ftagent.engine.context.visits import Visit
 class Job:
     """One request as the scheduler sees it. `tokens` is the prompt and what was generated so far.
 
-    `limit` bounds prompt and reply together. `marks` are prompt positions, in order, at which a chunk ends
-    so that the state there can be kept. `head` prompt tokens stay as they are in later turns; None: all.
-    `agent`: more turns are to be expected, as it offers tools. The states at the marks `lasting` are kept for
-    later runs. `computed` tokens are in `pages` and in the state of `slot`. `awaited`: who computes the
-    beginning of its prompt just now. `check`: its hit is checked, so it runs cold; a `shadow` is what runs
-    warm beside it, and has no reader.
+    `limit` bounds prompt and reply together. `marks` are prompt positions, in order, at which the state is
+    kept; where that takes it, a chunk ends there. `head` prompt tokens stay as they are in later turns; None:
+    all. `agent`: more turns are to be expected, as it offers tools. The states at the marks `lasting` are
+    kept for later runs. `computed` tokens are in `pages` and in the state of `slot`. `awaited`: who computes
+    the beginning of its prompt just now. `check`: its hit is checked, so it runs cold; a `shadow` is what
+    runs warm beside it, and has no reader.
     """
 
     id: str

@@ -24,8 +24,8 @@ def choose_marks(
     blocks of the user, the thinking blocks behind the last one (where the next user turn strips thinking; the
     first and the last LAST_THINKING), the last LAST_EDGES edges, the end of all that was said, and the end of
     the prompt before its last token: that has to be computed when the same prompt is sent again. A mark less
-    than NEAR tokens behind another is left out (one as near to the start as well): each costs a step of its
-    own, and the earlier one is valid wherever the later one is.
+    than NEAR tokens behind another is left out (one as near to the start as well): each costs a state,
+    on the CPU a step too, and the earlier one is valid wherever the later one is.
     """
     found = [edge for edge in boundaries if 0 < edge.position <= tokens]
     wanted = {edge.position for edge in found if edge.kind in ("system_end", "tools_end")}

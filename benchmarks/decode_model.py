@@ -165,10 +165,10 @@ def make_experts(shape: StepShape, batch: int, make: Maker) -> DecodeExperts:
     drawn = [torch.randperm(shape.pool)[: shape.experts] for _ in range(shape.layers)]
     slot_of = torch.stack(drawn).to(device=make.device, dtype=torch.int32)
     tables = StepTables.empty(slot_of, slot_ptr, batch * shape.per_token)
-    return _Kept(tables, plan, None, shape.per_token, slots)
+    return _Kept(tables, plan, None, shape.per_token, slots=slots)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept(DecodeExperts):
     """With the memory that its table of addresses points into."""
 

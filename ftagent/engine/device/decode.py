@@ -18,7 +18,7 @@ from ftagent.engine.device.buffers import Scratch, StepInputs, StepOutputs
 from ftagent.engine.device.dense import AttentionStep, DeltaStep, LayerStep, MlpStep, MoeStep, Norm
 from ftagent.engine.kernels.experts import SILU
 from ftagent.engine.kernels.gpu.attention import AttentionSpec, decode_attention, split_count
-from ftagent.engine.kernels.gpu.combine import SharedExpert, combine_step
+from ftagent.engine.kernels.gpu.combine import DownBiases, SharedExpert, combine_step
 from ftagent.engine.kernels.gpu.delta import delta_decode
 from ftagent.engine.kernels.gpu.expert_plan import ExpertPlan, ExpertStep, HostArrays, StepTables
 from ftagent.engine.kernels.gpu.experts import experts_step
@@ -189,10 +189,8 @@ class DecodeStep:
         shared = None
         if step.shared_down is not None:
             shared = SharedExpert(flat, step.spec.experts, step.shared_down)
-        combine_step(own.step, step.layer, own.weights, own.seen, shared, x)
-        if biases is not None:  # of down, once for each expert of a row, wherever that was computed
-            chosen = biases[:, 2 * experts.plan.intermediate :][own.ids.long()]  # [B, k, H]
-            x.add_((own.weights.unsqueeze(2) * chosen).sum(1))
+        down = None if biases is None else DownBiases(biases, own.ids)
+        combine_step(own.step, step.layer, own.weights, own.seen, shared, x, down)
 
 
 class _SplitScratch(NamedTuple):

@@ -32,6 +32,15 @@ class SharedExpert(NamedTuple):
     down: torch.Tensor
 
 
+class DownBiases(NamedTuple):
+    """What each expert of a row adds by its weight: `table` T [E, 2I + H] of a layer, gate | up | down, and
+    `ids` int32 [B, k] of `route`.
+    """
+
+    table: torch.Tensor
+    ids: torch.Tensor
+
+
 def combine_step(
     step: ExpertStep,
     layer: int,
@@ -39,6 +48,7 @@ def combine_step(
     seen: torch.Tensor,
     shared: SharedExpert | None,
     x: torch.Tensor,
+    biases: DownBiases | None = None,
 ) -> None:
     """x float32 [B, H] += the layer's output for live rows, after `experts_step` of the same step and layer.
 
@@ -52,7 +62,8 @@ def combine_step(
         combine_kernel,
         (batch * blocks,),
         partial, host_part, weights, seen, tables.plan_slot, tables.plan_cut, rows,
-        x if shared is None else shared.flat, x if shared is None else shared.down, x, layer,
+        x if shared is None else shared.flat, x if shared is None else shared.down,
+        x if biases is None else biases.table, seen if biases is None else biases.ids, x, layer,
         warps=4,
         P=tables.plan_slot.shape[1],
         K=per_token,
@@ -69,6 +80,7 @@ def combine_step(
         INNER=inner,
         BI=min(INNER, triton.next_power_of_2(max(1, inner))),
         HOST=host is not None,
+        BIASED=biases is not None,
     )  # fmt: skip
 
 
@@ -90,6 +102,20 @@ def _cut(
         device = tl.where(missed & (slot >= 0), cut, device)
         host = missed & (cut < RECORDS)
     return device, host
+
+
+@triton.jit
+def _bias_sum(
+    weights, ids, biases, row, columns, inside,
+    K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, RECORDS: tl.constexpr,
+):  # fmt: skip
+    """[BN]: sum over ranks of weight * the bias of down: once, wherever the records were computed."""
+    rank = tl.arange(0, KP)
+    share = tl.load(weights + row * K + rank, mask=rank < K, other=0.0)
+    expert = tl.load(ids + row * K + rank, mask=rank < K, other=0).to(tl.int64)
+    at = biases + (expert * (2 * RECORDS + H) + 2 * RECORDS)[:, None] + columns[None, :]
+    found = tl.load(at, mask=(rank < K)[:, None] & inside[None, :], other=0.0)
+    return tl.sum(found.to(tl.float32) * share[:, None], 0)
 
 
 @triton.jit
@@ -166,11 +192,11 @@ def _device_part(
 
 @triton.jit(do_not_specialize=["layer"])
 def combine_kernel(
-    partial, host_part, weights, seen, plan_slot, plan_cut, rows, flat, down, x, layer,
+    partial, host_part, weights, seen, plan_slot, plan_cut, rows, flat, down, biases, ids, x, layer,
     P: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr,
     BLOCKS: tl.constexpr, RECORDS: tl.constexpr, RUN: tl.constexpr, CHUNKS: tl.constexpr, CP: tl.constexpr,
     WIDTH: tl.constexpr, AT: tl.constexpr, INNER: tl.constexpr, BI: tl.constexpr, HOST: tl.constexpr,
-    PDL: tl.constexpr,
+    BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     row = tl.program_id(0) // BLOCKS
@@ -194,4 +220,6 @@ def combine_kernel(
             _, host = _cut(seen, plan_slot, plan_cut, layer, row * K + rank, rank < K, P, RECORDS, True)
             if tl.sum(host.to(tl.int32), 0) > 0:
                 total += _host_sum(weights, host, host_part, row, columns, inside, K, KP, H)
+        if BIASED:
+            total += _bias_sum(weights, ids, biases, row, columns, inside, K, KP, H, RECORDS)
         tl.store(at, residual + total, mask=inside)

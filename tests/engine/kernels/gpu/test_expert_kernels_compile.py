@@ -74,15 +74,15 @@ def experts_case(model: Model, device: Device, rows: int, host: int, *, clamped:
     return Case(GPU + "experts", "experts_kernel", types, dict(constants), plan.warps, plan.stages)
 
 
-def combine_case(model: Model, device: Device, rows: int, host: int) -> Case:
+def combine_case(model: Model, device: Device, rows: int, host: int, *, biased: bool = False) -> Case:
     plan = plan_experts(model.hidden, model.intermediate, model.per_token, 2, device)
     pairs = rows * model.per_token
-    types = (*["*fp32"] * 3, *["*i32"] * 4, "*fp32", "*bf16", "*fp32", "i32")
+    types = (*["*fp32"] * 3, *["*i32"] * 4, "*fp32", "*bf16", "*bf16", "*i32", "*fp32", "i32")
     constants = {
         "P": pairs, "K": model.per_token, "KP": pow2(model.per_token), "H": model.hidden,
         "BN": COLUMNS, "BLOCKS": model.hidden // COLUMNS, "RECORDS": model.intermediate, "RUN": plan.run,
         "CHUNKS": plan.chunks, "CP": pow2(plan.chunks), "WIDTH": 2048, "AT": model.experts,
-        "INNER": model.shared, "BI": min(INNER, pow2(max(1, model.shared))), "HOST": host,
+        "INNER": model.shared, "BI": min(INNER, pow2(max(1, model.shared))), "HOST": host, "BIASED": biased,
     }  # fmt: skip
     return Case(GPU + "combine", "combine_kernel", types, dict(constants))
 
@@ -133,7 +133,7 @@ def test_nothing_spills_with_biases_and_clamps(capability: int) -> None:
     """Rows of 2,880 elements, whose tiles are padded to 4,096."""
     model, device = MODELS["gpt-oss-20b"], DEVICES[capability]
     cases = [experts_case(model, device, rows, host, clamped=True) for rows, host in ((1, 0), (8, 1))]
-    check([*cases, combine_case(model, device, 8, 1)], capability)
+    check([*cases, combine_case(model, device, 8, 1, biased=True)], capability)
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
-"""The expert kernel of a decode step on experts with biases and clamped sides, against float64."""
+"""The expert kernels of a decode step on experts with biases and clamped sides, against float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from ftagent.engine.kernels.gpu.combine import DownBiases, combine_step
 from ftagent.engine.kernels.gpu.device import describe
 from ftagent.engine.kernels.gpu.expert_plan import ExpertStep, StepTables, plan_experts
 from ftagent.engine.kernels.gpu.experts import experts_step
@@ -38,10 +39,18 @@ def test_partial_sums_are_those_of_the_formula(
     experts_step(step, 0, normed, ids, seen, None, biases if biased else None, how)
     assert not bool(tables.fail)
     limit = float("inf") if how.limit is None else how.limit
+    weights = torch.rand(ROWS, PER_TOKEN, device=device)
+    before = torch.randn(ROWS, HIDDEN, device=device)
+    x = before.clone()
+    combine_step(step, 0, weights, seen, None, x, DownBiases(biases, ids) if biased else None)
+    wanted = before.double().cpu()
     for pair, expert in enumerate(ids.flatten().tolist()):
         gate, up, down = records[expert].double().cpu().unbind(1)
-        x, added = normed[pair // PER_TOKEN].double().cpu(), biases[expert].double().cpu() * biased
-        left, right = gate @ x + added[:INNER], up @ x + added[INNER : 2 * INNER]
+        token, added = normed[pair // PER_TOKEN].double().cpu(), biases[expert].double().cpu() * biased
+        left, right = gate @ token + added[:INNER], up @ token + added[INNER : 2 * INNER]
         left, right = left.clamp(max=limit), right.clamp(-limit, limit)
         expected = ((right + how.offset) * left / (1 + (-how.alpha * left).exp())) @ down
         torch.testing.assert_close(partial[pair].sum(0).cpu().double(), expected, rtol=1e-4, atol=1e-4)
+        share = float(weights.flatten()[pair])
+        wanted[pair // PER_TOKEN] += share * (expected + added[2 * INNER :])
+    torch.testing.assert_close(x.cpu().double(), wanted, rtol=1e-4, atol=1e-4)

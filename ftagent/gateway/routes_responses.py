@@ -5,6 +5,7 @@ Programs against `engine.api.Engine` only, like `app`, whose other protocols kee
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 
@@ -30,6 +31,8 @@ from ftagent.gateway.wire_responses import (
     understand,
 )
 
+_MANY_ITEMS = 500
+
 
 class ResponseRoutes:
     """The endpoints under /v1/responses."""
@@ -42,7 +45,7 @@ class ResponseRoutes:
 
     async def ask(self, request: Request) -> Response:
         body = await parse_request(ResponsesRequest, request, self._body_limit)
-        asked = self._understand(body)
+        asked = await self._understand(body)
         reply_id = f"resp_{uuid.uuid4().hex}"
         session = session_of(request.headers)
         events = self._engine.generate(generate_request(body, asked.conversation, reply_id, session))
@@ -61,7 +64,8 @@ class ResponseRoutes:
 
     async def count(self, request: Request) -> Response:
         body = await parse_request(InputRequest, request, self._body_limit)
-        tokens = await self._engine.count_tokens(self._understand(body).conversation)
+        asked = await self._understand(body)
+        tokens = await self._engine.count_tokens(asked.conversation)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def look_up(self, response_id: str) -> Response:
@@ -83,9 +87,13 @@ class ResponseRoutes:
         router.add_api_route("/{response_id}", self.forget, methods=["DELETE"])
         return router
 
-    def _understand(self, body: InputRequest) -> Understood:
+    async def _understand(self, body: InputRequest) -> Understood:
         past = self._stored.past(body.previous_response_id) if body.previous_response_id else ()
-        return understand(body, self._stored.resolve(body.input), past)
+        items = self._stored.resolve(body.input)
+        if len(items) + len(past) < _MANY_ITEMS:
+            return understand(body, items, past)
+        # Thousands of items take long enough to hold up other streams.
+        return await asyncio.to_thread(understand, body, items, past)
 
 
 def _absent(response_id: str) -> Refused:

@@ -13,7 +13,7 @@ from ftagent.errors import BadRequest
 from ftagent.gateway.wire_responses_items import Item
 
 KEPT_RESPONSES = 256
-KEPT_CHARACTERS = 64 << 20
+KEPT_CHARACTERS = 16 << 20  # as objects they take about four bytes each
 
 
 class StoredResponse(NamedTuple):

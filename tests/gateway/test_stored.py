@@ -96,3 +96,14 @@ def test_long_conversations_count_whole_and_one_over_the_bound_is_not_kept() -> 
     stored.add(reply(2, "x" * 20_000), [QUESTION])
     assert stored.get("resp_1") is not None
     assert stored.get("resp_2") is None
+
+
+def test_a_conversation_of_thousands_of_items(client: openai.OpenAI, stage: Stage) -> None:
+    """It is read beside the loop; what cannot be read in it is named all the same."""
+    items: list[Any] = [{"role": "user", "content": str(number)} for number in range(2000)]
+    first = ask(client, False, input=items)
+    ask(client, False, input="more", previous_response_id=first.id)
+    assert [message.text for message in asked(stage).messages[1998:]] == ["1998", "1999", "Hello", "more"]
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, False, input=[*items, {"type": "hologram"}])
+    assert caught.value.param == "input.2000.type"

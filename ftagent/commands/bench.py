@@ -7,32 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftagent import __version__
+from ftagent.commands.bench_anchors import anchors
 from ftagent.commands.common import (
     ENGINE_FLAGS,
     emit,
-    engine_options,
     json_flag,
     load_settings,
     log_to_stderr,
-    narrate,
     open_engine,
     setting_flags,
 )
+from ftagent.commands.records import record_head
 from ftagent.errors import ConfigError
 from ftagent.settings import Settings
 
 if TYPE_CHECKING:
-    from ftagent.engine.anchor_bench import AnchorsResult
     from ftagent.engine.bench import DecodeResult, ExpertFigures, PrefillResult
     from ftagent.engine.experts.costs import CostModel
     from ftagent.engine.machine.bandwidth import BandwidthResult
-    from ftagent.engine.machine.probe import Machine
     from ftagent.engine.machine.record_threads import ExpertSizes
     from ftagent.engine.machine.rounds import Spread
 
@@ -76,7 +72,10 @@ def _engine_bench(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def command() -> None:
-    """Measure bandwidths, decode and prefill speed."""
+    """Measure bandwidths, decode and prefill speed, and what kept prompts save."""
+
+
+command.add_command(anchors)
 
 
 @command.command()
@@ -123,103 +122,6 @@ def prefill(tokens: int, repeats: int, reference: bool, as_json: bool, **flags: 
         from ftagent.engine.bench import bench_prefill
 
         _report("prefill", bench_prefill(engine, tokens=tokens, repeats=repeats), as_json)
-
-
-@command.command()
-@click.option(
-    "--system",
-    metavar="N",
-    type=click.IntRange(min=20),
-    default=600,
-    show_default=True,
-    help="Words of the system text.",
-)
-@click.option(
-    "--tokens",
-    metavar="N",
-    type=click.IntRange(min=100),
-    help="A system text of about N tokens instead, to edit behind a long context.",
-)
-@click.option(
-    "--cold",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Compute only the last N turns of each replay cold. Unset: all, and with --tokens one.",
-)
-@click.option(
-    "--sessions",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Conversations that take turns in the last replay.",
-)
-@click.option("--restart/--no-restart", default=True, show_default=True, help="Measure a second start too.")
-@json_flag
-@setting_flags(ENGINE_FLAGS)
-def anchors(
-    system: int,
-    tokens: int | None,
-    cold: int | None,
-    sessions: int,
-    restart: bool,
-    as_json: bool,
-    **flags: Any,
-) -> None:
-    """What a turn costs after the edits that agents make, and the first one after a restart.
-
-    Replays conversations that are appended to, stripped of thinking, compacted, forked and interleaved, and
-    compares with an engine that keeps nothing. Every engine has a process of its own.
-    """
-    log_to_stderr()
-    settings = load_settings(flags).values
-    from ftagent.engine.anchor_bench import AnchorsWish, bench_anchors
-
-    compared = 1 if cold is None and tokens is not None else cold
-    wish = AnchorsWish(engine_options(settings), system, tokens, compared, restart, sessions)
-    result = bench_anchors(wish, narrate)
-    if as_json:
-        from ftagent.engine.machine.probe import probe
-
-        emit({**_head("anchors", probe()), **asdict(result)})
-        return
-    for line in _anchor_lines(result):
-        click.echo(line)
-
-
-def _anchor_lines(result: AnchorsResult) -> Iterator[str]:
-    heads = (
-        "turns",
-        "in common",
-        "new",
-        "reused",
-        "recomputed",
-        "least",
-        "first token",
-        "cold",
-        "ratio",
-        "equal",
-    )
-    yield f"{'tokens':<22}" + "".join(f"{head:>12}" for head in heads)
-    for replay in result.replays:
-        cells = (
-            *(f"{count:,}" for count in (replay.turns, replay.common, replay.new, replay.reused)),
-            f"{replay.recomputed:,}",
-            f"{replay.reused_share:.1%}",
-            f"{1000 * replay.first_token_warm_s:.0f} ms",
-            f"{1000 * replay.first_token_cold_s:.0f} ms",
-            f"{replay.ratio:.3f}",
-            "yes" if replay.warm_equals_cold else "NO",
-        )
-        yield f"{replay.replay:<22}" + "".join(f"{cell:>12}" for cell in cells)
-    again = result.restart
-    if again is not None:
-        yield (
-            f"{'second start':<22}{again.reused:,} of {again.prompt:,} tokens from a file; first token "
-            f"{1000 * again.first_token_s:.0f} ms, cold {1000 * again.cold_first_s:.0f} ms (later "
-            f"{1000 * again.cold_s:.0f}), ratio {again.ratio:.3f}, equal: {'yes' if again.equal else 'NO'}"
-        )
-    yield f"{'model':<22}{result.model} on {result.device}, {result.context} tokens of context"
 
 
 @command.command()
@@ -298,7 +200,7 @@ def _device_index(settings: Settings) -> tuple[int | None, bool]:
 def _bandwidth_record(result: BandwidthResult, costs: CostModel, file: str | None) -> dict[str, Any]:
     """The one object of `--json`; a figure that could not be measured is null."""
     return {
-        **_head("bandwidth", result.machine),
+        **record_head("bandwidth", result.machine),
         "gpu": None if result.gpu is None else asdict(result.gpu),
         "no_link": result.no_link,
         "hidden": result.sizes.hidden,
@@ -350,26 +252,12 @@ def _spread(found: Spread | None, reason: str | None) -> str:
     return f"{found.median:>8.1f}  {between:<16} {found.runs}"
 
 
-def _head(name: str, machine: Machine) -> dict[str, Any]:
-    """What every record of a bench begins with."""
-    return {
-        "bench": name,
-        "version": __version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            **asdict(machine.cpu),
-            "memory": asdict(machine.memory),
-            "gpus": [asdict(gpu) for gpu in machine.gpus],
-        },
-    }
-
-
 def _report(name: str, result: DecodeResult | PrefillResult, as_json: bool) -> None:
     from ftagent.engine.machine.probe import probe
 
     machine = probe()
     if as_json:
-        emit({**_head(name, machine), **asdict(result)})
+        emit({**record_head(name, machine), **asdict(result)})
         return
     for field in fields(result):
         if field.name != "experts":

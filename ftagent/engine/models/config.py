@@ -327,6 +327,23 @@ class ConfigFile:
         every: LayerKind = "full_attention"
         return self.layer_kinds((every,) * layers)
 
+    def window_layers(self, layers: int, window: int) -> tuple[LayerKind, ...]:
+        """Attention in every layer, within a window where there is one."""
+        every: LayerKind = "sliding_attention" if window else "full_attention"
+        return (every,) * layers
+
+    def later_windows(self, layers: int) -> tuple[tuple[LayerKind, ...], int]:
+        """Attention layers and their window as Qwen's configurations give them: full at first, then within
+        a window, when it is switched on.
+        """
+        if not self.flag("use_sliding_window", False):
+            return self.attention_layers(layers), 0
+        full = self.integer("max_window_layers", 28)
+        kinds: tuple[LayerKind, ...] = tuple(
+            "full_attention" if layer < full else "sliding_attention" for layer in range(layers)
+        )
+        return self.layer_kinds(kinds), self.positive("sliding_window", 4096)
+
     def layer_kinds(self, default: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
         """layer_types when given, one for each layer."""
         given = self.values.get("layer_types")

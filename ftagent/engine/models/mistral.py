@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo and Small, dense: the layers of Llama. Versions with a sliding window are refused."""
+"""Mistral 7B, Nemo and Small, dense: the layers of Llama, in the first versions within a window."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ MODEL_TYPES = ("mistral",)
 
 def parse(config: ConfigFile) -> ModelConfig:
     """Defaults are those of transformers' MistralConfig."""
-    config = config.defaults(
-        intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096
-    )
-    config.refuse("sliding_window", ())
-    return replace(llama.parse(config), family="mistral")
+    config = config.defaults(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072)
+    base, window = llama.parse(config), config.optional("sliding_window", 4096)
+    kinds = config.window_layers(len(base.layers), window)
+    return replace(base, family="mistral", layers=kinds, window=window)

@@ -10,16 +10,17 @@ MODEL_TYPES = ("mixtral",)
 def parse(config: ConfigFile) -> ModelConfig:
     """Defaults are those of transformers' MixtralConfig."""
     config.refuse("hidden_act", ("silu",))
-    config.refuse("sliding_window", ())
     layers = config.positive("num_hidden_layers", 32)
     heads = config.positive("num_attention_heads", 32)
     hidden = config.positive("hidden_size", 4096)
     head_dim = config.positive("head_dim", hidden // heads)
+    window = config.integer("sliding_window", 0)
     return ModelConfig(
         family="mixtral",
         vocab=config.positive("vocab_size", 32000),
         hidden=hidden,
-        layers=config.attention_layers(layers),
+        layers=config.window_layers(layers, window),
+        window=window,
         heads=heads,
         kv_heads=config.positive("num_key_value_heads", 8),
         head_dim=head_dim,

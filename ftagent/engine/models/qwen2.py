@@ -10,16 +10,16 @@ MODEL_TYPES = ("qwen2",)
 def parse(config: ConfigFile) -> ModelConfig:
     """Defaults are those of transformers' Qwen2Config."""
     config.refuse("hidden_act", ("silu",))
-    config.refuse("use_sliding_window", (False,))
     layers = config.positive("num_hidden_layers", 32)
     heads = config.positive("num_attention_heads", 32)
     hidden = config.positive("hidden_size", 4096)
     head_dim = config.positive("head_dim", hidden // heads)
+    kinds, window = config.later_windows(layers)
     return ModelConfig(
         family="qwen2",
         vocab=config.positive("vocab_size", 151936),
         hidden=hidden,
-        layers=config.attention_layers(layers),
+        layers=kinds,
         heads=heads,
         kv_heads=config.positive("num_key_value_heads", 32),
         head_dim=head_dim,
@@ -29,6 +29,7 @@ def parse(config: ConfigFile) -> ModelConfig:
         tied=config.flag("tie_word_embeddings", False),
         dense_layers=frozenset(range(layers)),
         dense_intermediate=config.positive("intermediate_size", 22016),
+        window=window,
         query_key_norm="none",
         qkv_bias=True,
     )

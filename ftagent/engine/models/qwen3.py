@@ -10,15 +10,15 @@ MODEL_TYPES = ("qwen3",)
 def parse(config: ConfigFile) -> ModelConfig:
     """Defaults are those of transformers' Qwen3Config."""
     config.refuse("hidden_act", ("silu",))
-    config.refuse("use_sliding_window", (False,))
     layers = config.positive("num_hidden_layers", 32)
     head_dim = config.positive("head_dim", 128)
     biased = config.flag("attention_bias", False)
+    kinds, window = config.later_windows(layers)
     return ModelConfig(
         family="qwen3",
         vocab=config.positive("vocab_size", 151936),
         hidden=config.positive("hidden_size", 4096),
-        layers=config.attention_layers(layers),
+        layers=kinds,
         heads=config.positive("num_attention_heads", 32),
         kv_heads=config.positive("num_key_value_heads", 32),
         head_dim=head_dim,
@@ -28,6 +28,7 @@ def parse(config: ConfigFile) -> ModelConfig:
         tied=config.flag("tie_word_embeddings", False),
         dense_layers=frozenset(range(layers)),
         dense_intermediate=config.positive("intermediate_size", 22016),
+        window=window,
         qkv_bias=biased,
         out_bias=biased,
     )

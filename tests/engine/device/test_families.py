@@ -17,6 +17,7 @@ CASES: list[tuple[str, Mode, str | None, dict[str, Any]]] = [
     ("qwen3", "auto", None, {"tie_word_embeddings": True}),
     ("llama", "auto", None, {}),
     ("mistral", "auto", None, {}),
+    ("mistral", "auto", None, {"sliding_window": 64}),
     ("qwen3_5", "auto", None, {"full_attention_interval": 2}),
     ("qwen2", "auto", None, {}),
     ("mixtral", "hybrid", "4", {}),

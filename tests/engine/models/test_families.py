@@ -28,6 +28,7 @@ LLAMA3 = {
 CASES: dict[str, list[dict[str, Any]]] = {
     "qwen3": [
         {},
+        {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 2},
         {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 72, "head_dim": 12},
         {"tie_word_embeddings": True, "intermediate_size": 17, "hidden_size": 48, "vocab_size": 97},
         {"attention_bias": True, "rope_parameters": YARN, "rms_norm_eps": 1e-5},
@@ -40,6 +41,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "mixtral": [
         {},
+        {"sliding_window": 32},
         {"num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size": 17, "hidden_size": 48},
         {"num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": True, "vocab_size": 97},
     ],
@@ -123,6 +125,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "mistral": [
         {},
         {"head_dim": 24, "rope_parameters": YARN, "num_key_value_heads": 1},
+        {"sliding_window": 16},
         {"num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": True, "hidden_size": 72},
     ],
     "olmoe": [
@@ -137,6 +140,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "qwen2": [
         {},
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
         {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 72, "intermediate_size": 17},
         {"rope_parameters": YARN, "tie_word_embeddings": True, "vocab_size": 97},
     ],

@@ -8,6 +8,7 @@ documentation, and recorded requests of version 1.18.33.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,16 @@ def prepare(order: Order) -> Launch:
         "OPENCODE_MODELS_PATH": str(models),
         "OPENCODE_CONFIG_CONTENT": json.dumps(_config(order)),
         _KEY: order.target.token,
+        **_git_settings(),
     }
     return Launch((*order.program, *_arguments(order)), variables)
+
+
+def _git_settings() -> dict[str, str]:
+    """Where git finds the user's settings, if only in the XDG directory that is moved for its tools too."""
+    own = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "git" / "config"
+    elsewhere = "GIT_CONFIG_GLOBAL" in os.environ or (Path.home() / ".gitconfig").exists()
+    return {} if elsewhere or not own.exists() else {"GIT_CONFIG_GLOBAL": str(own)}
 
 
 def _arguments(order: Order) -> list[str]:

@@ -278,8 +278,10 @@ def test_two_conversions_do_not_meet(source: Path, tmp_path: Path) -> None:
     target.mkdir()
     with (target / JOURNAL).open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(ConvertFailed, match="another conversion is writing here"):
-            convert(source, target)
+        for restart in (False, True):
+            with pytest.raises(ConvertFailed, match="another conversion is writing here"):
+                convert(source, target, restart=restart)
+        assert (target / JOURNAL).exists()
     convert(source, target)
 
 

@@ -93,7 +93,7 @@ class Journal:
     def __init__(self, directory: Path, plan: str, source: Mapping[str, Sequence[int]]) -> None:
         self.path = directory / JOURNAL
         self.done: dict[str, list[str]] = {}
-        self._file = self._locked()
+        self._file = _locked(self.path)
         try:
             self._begin({"plan": plan, "source": {name: list(state) for name, state in source.items()}})
         except BaseException:
@@ -110,15 +110,6 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-    def _locked(self) -> BinaryIO:
-        opened = self.path.open("ab+")
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            opened.close()
-            raise ConvertFailed(f"{self.path.parent}: another conversion is writing here") from error
-        return opened
 
     def _begin(self, head: Mapping[str, Any]) -> None:
         self._file.seek(0)
@@ -262,12 +253,25 @@ def must_be_empty(directory: Path) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove what an earlier conversion has left."""
-    if (directory / JOURNAL).exists():
+    """Remove what an earlier conversion has left. Raises ConvertFailed when it is still running."""
+    journal = directory / JOURNAL
+    if not journal.exists():
+        return
+    with _locked(journal):
         for pattern in (f"*{SUFFIX}", f"*{SUFFIX}{PARTIAL}"):
             for file in directory.glob(pattern):
                 file.unlink()
-        (directory / JOURNAL).unlink()
+        journal.unlink()
+
+
+def _locked(journal: Path) -> BinaryIO:
+    opened = journal.open("ab+")
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        opened.close()
+        raise ConvertFailed(f"{journal.parent}: another conversion is writing here") from error
+    return opened
 
 
 def sync_directory(directory: Path) -> None:

@@ -143,6 +143,7 @@ def test_close_fails_what_is_open_and_refuses_what_comes() -> None:
         ]
         await until(lambda: both_known(engine))
         closer = asyncio.ensure_future(asyncio.to_thread(engine.close))
+        await until(lambda: engine._worker._closing)  # else all may be done before it is asked to close
         gate.open()
         await closer
         return await asyncio.gather(*tasks, return_exceptions=True)

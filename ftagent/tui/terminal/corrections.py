@@ -16,6 +16,9 @@ def correct(board: Board) -> None:
         ICH=lambda operation: _shift(board, operation.args[0]),
         DCH=lambda operation: _shift(board, -operation.args[0]),
         ECH=lambda operation: _erase_characters(board, operation),
+        # A count of zero is one, as everywhere else.
+        SU=lambda operation: board.blitter.scroll(max(1, operation.args[0])),
+        SD=lambda operation: board.blitter.scroll(-max(1, operation.args[0])),
         CUU=lambda operation: _move_rows(board, -operation.args[0]),
         CUD=lambda operation: _move_rows(board, operation.args[0]),
         CPL=lambda operation: _move_rows(board, -operation.args[0], to_margin=True),

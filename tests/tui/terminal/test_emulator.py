@@ -81,7 +81,7 @@ _SGR = st.one_of(
 ).map("\x1b[{}m".format)
 _TEXT = st.text(st.sampled_from("abcXYZ 019-│─┌é"), min_size=1, max_size=30)
 _MOVE = st.tuples(_NUMBER, st.sampled_from("ABCDEFGd")).map("\x1b[{0[0]}{0[1]}".format)
-_EDIT = st.tuples(_NUMBER, st.sampled_from("PX@ST")).map("\x1b[{0[0]}{0[1]}".format)
+_EDIT = st.tuples(_NUMBER, st.sampled_from("PXST")).map("\x1b[{0[0]}{0[1]}".format)
 _ERASE = st.tuples(st.sampled_from(["", "0", "1", "2"]), st.sampled_from("JK")).map(
     "\x1b[{0[0]}{0[1]}".format
 )
@@ -203,6 +203,17 @@ def test_a_redefined_colour_is_drawn_as_what_it_is() -> None:
     assert emulator.row(0)[0].style.foreground == 1
     emulator.feed(b"\x1b]4;1;rgb:12/34/56\x07")
     assert emulator.row(0)[0].style.foreground == (0x12, 0x34, 0x56)
+
+
+@pytest.mark.parametrize(
+    ("count", "row"), [(1, "ab cdefghi"), (3, "ab   cdefg"), (7, "ab       c"), (8, "ab"), (99, "ab")]
+)
+def test_blanks_are_inserted(count: int, row: str) -> None:
+    """ECMA-48 8.3.64. tmux leaves old cells behind where more than half of a row is pushed out."""
+    emulator = BoardEmulator(10, 2)
+    emulator.feed(f"abcdefghij\x1b[1;3H\x1b[4;31m\x1b[{count}@".encode())
+    assert row_text(emulator.row(0)) == row
+    assert not any(run.style.underline for run in emulator.row(0))
 
 
 def test_a_reversed_screen_is_drawn_reversed() -> None:

@@ -377,6 +377,7 @@ class ReplyParser:
                 self._give_back(body.read)
             else:
                 self._events += self._call.raw(rest)
+                self._stray += body.left_over()
         self._end_call(complete)
 
     def _end_call(self, complete: bool) -> None:

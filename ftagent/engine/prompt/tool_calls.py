@@ -24,7 +24,7 @@ from ftagent.events import Event, ToolCallDelta, ToolCallEnd, ToolCallStart
 
 _STRING = ValueType(("string",))
 _ANY_JSON = ValueType(("array", "object", "boolean", "null", "number"))
-_NOT_ARGUMENTS = frozenset({"id", "type"})
+_NOT_ARGUMENTS = frozenset({"id", "index", "type"})
 
 
 class ToolBook:
@@ -127,6 +127,7 @@ class JsonBody:
         self._current: str | None = None
         self._ready = ""
         self._streams = table is None
+        self._argued = False  # the arguments have come, so that another member of their name is none
 
     def feed(self, text: str) -> None:
         if self._table is not None and self.name is None:
@@ -163,7 +164,8 @@ class JsonBody:
             self._current = piece.key
         if piece.key is None:
             return
-        if piece.key in self._table.argument_keys and (self._streams or self._starts_object(piece)):
+        argues = piece.key in self._table.argument_keys and not self._argued
+        if argues and (self._streams or self._starts_object(piece)):
             self._streams = True
             self._ready += piece.text
         else:
@@ -172,7 +174,13 @@ class JsonBody:
     def _starts_object(self, piece: Piece) -> bool:
         return piece.key not in self._members and piece.text.startswith("{")
 
+    def left_over(self) -> str:
+        """Members that are neither the call's name nor its arguments, once those were sent."""
+        rest = {key: text for key, text in self._members.items() if key not in _NOT_ARGUMENTS}
+        return ", ".join(f"{quote(key)}: {text}" for key, text in rest.items()) if self._argued else ""
+
     def _end_member(self, table: FormTable) -> None:
+        self._argued = self._argued or (self._streams and self._current in table.argument_keys)
         if self._current == table.name_key and self.name is None:
             name = parse_json(self._members.pop(table.name_key, ""))
             if isinstance(name, str) and name:

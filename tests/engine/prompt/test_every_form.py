@@ -8,7 +8,7 @@ import pytest
 
 from ftagent.engine.prompt.form_registry import FORMS
 from ftagent.events import ToolCallDelta, ToolCallStart
-from tests.engine.prompt.call_forms import SPEECHES, Speech
+from tests.engine.prompt.call_forms import BY_FORM, SPEECHES, Speech
 from tests.engine.prompt.replies import Reply, join
 
 each = pytest.mark.parametrize("speech", SPEECHES, ids=lambda speech: speech.form)
@@ -218,3 +218,10 @@ def test_markers_of_ordinary_tokens_stay_in_thinking(speech: Speech) -> None:
     reply = join(speech.setup(thinking_open=True).events(pieces, markers))
     assert reply.thinking == pieces[0][0]
     assert (reply.content, reply.calls) == ("Yes.", ())
+
+
+def test_a_second_object_of_arguments_is_no_part_of_the_first() -> None:
+    call = '{"name": "find", "arguments": {"q": "a"}, "arguments": {"q": "b"}, "id": 1, "why": "c"}'
+    reply = BY_FORM["qwen3"].setup(cut=False).parse(f"<tool_call>{call}")
+    assert only_call(reply) == {"q": "a"}
+    assert reply.content == '"arguments": {"q":"b"}, "why": "c"'

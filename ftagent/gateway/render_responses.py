@@ -152,8 +152,8 @@ class ResponseRenderer:
         index = {"summary_index": 0} if summary else {"content_index": 0}
         place = {"item_id": self._item_id(block), "output_index": block.index, **index}
         part_name = "response.reasoning_summary_part" if summary else "response.content_part"
-        words = "output_text" if block.kind == "text" else "reasoning_text"
-        words = f"response.{'reasoning_summary_text' if summary else words}"
+        said = "output_text" if block.kind == "text" else "reasoning_text"
+        words = f"response.{'reasoning_summary_text' if summary else said}"
         match part:
             case Opened():
                 yield {"type": f"{part_name}.added", **place, "part": self._text_part(block, "")}
@@ -179,14 +179,9 @@ class ResponseRenderer:
         base = {"id": self._item_id(block), "status": status}
         if block.kind == "text":
             return {"type": "message", **base, "role": "assistant", "content": parts}
-        where = ("summary", "content") if self._head.summary else ("content", "summary")
+        filled, empty = ("summary", "content") if self._head.summary else ("content", "summary")
         sealed = seal(text) if self._head.sealed and parts else None
-        return {
-            "type": "reasoning",
-            **base,
-            **dict(zip(where, (parts, []), strict=True)),
-            "encrypted_content": sealed,
-        }
+        return {"type": "reasoning", **base, filled: parts, empty: [], "encrypted_content": sealed}
 
     def _call_item(self, block: ReplyBlock, status: str, text: str) -> dict[str, Any]:
         assert block.call is not None

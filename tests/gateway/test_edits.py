@@ -14,8 +14,10 @@ import pytest
 from ftagent.conversation import ToolSpec
 from ftagent.engine.context.marks import NEAR
 from tests.engine.prompt.test_parsers import xml_call
-from tests.gateway.clients import Asker, Protocol, asking
+from tests.gateway.clients import PATHS, Asker, Protocol, asking
+from tests.gateway.stage import eventually
 from tests.support.saying_engine import reply_ids
+from tests.support.toy_engine import Gate
 
 SYSTEM = "You are a careful agent. " * 20
 OTHER_SYSTEM = "You write titles and summaries. " * 12
@@ -371,3 +373,27 @@ def test_a_partial_answer_that_is_dropped(agent: Agent, protocol: Protocol) -> N
     agent.ask(history, protocol=protocol, says="Well, this is")
     found = agent.ask([*history, {"role": "user", "content": words("two")}], protocol=protocol)
     assert found.is_whole
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_retry_of_a_request_whose_socket_was_closed(agent: Agent, protocol: Protocol, steps: int) -> None:
+    """The client gave up inside the prompt and asks the same again: no token of it is computed twice."""
+    asker, runner = agent._asker, agent._asker.engine.runner
+    runner.before_step = gate = Gate(steps)
+    messages = [{"role": "user", "content": words("long", 900)}]
+    off: dict[str, Any] = {"thinking": {"type": "disabled"}}
+    if protocol == "chat":
+        off = {"reasoning_effort": "none"}
+    body = {"model": "m", "max_tokens": 9000, "messages": messages, "stream": True, **off}
+    with asker._client.stream("POST", PATHS[protocol], json=body):
+        assert eventually(lambda: len(runner.steps) == steps)
+    gate.open()
+    assert eventually(lambda: asker.engine.stats().running == 0)
+    given = sum(len(chunk.tokens) for step in runner.steps for chunk in step)
+    asker.engine.say("Well.")
+    asker.ask(protocol, False, messages=messages, tools=(), **off)
+    prompt = len(asker.engine.prompts[-1])
+    computed = sum(len(chunk.tokens) for step in runner.steps for chunk in step)
+    assert 0 < given < prompt
+    assert computed == prompt + len("Well.")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ftagent import demo
 from tests.end_to_end.agents import CLIENT, TASKS, Task, needs_client, scratch_repository
 from tests.end_to_end.test_serve import serving
 from tests.support.command import ftagent
+from tests.support.embedded import WEIGHTS
 
 pytestmark = [
     pytest.mark.agent,
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     needs_client,
     pytest.mark.skipif(
-        not (demo.directory() / "model.safetensors").exists(),
+        not WEIGHTS.exists(),
         reason="the embedded model's weights are not here",
     ),
 ]

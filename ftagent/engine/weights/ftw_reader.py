@@ -101,9 +101,6 @@ class FtwCheckpoint(Checkpoint):
             f"from byte {offset}; copy the file again, or convert again"
         )
 
-    def forget(self, name: str) -> None:
-        """Nothing is mapped."""
-
     def close(self) -> None:
         super().close()
         readers, self._readers = self._readers, None

@@ -1,5 +1,5 @@
-"""A Hugging Face checkpoint directory, checked from its headers before anything is mapped, then read by mmap
-(`tensor`), or piece by piece into memory of the caller (`read_into`).
+"""A Hugging Face checkpoint directory, checked from its headers before tensors are read. Nothing is mapped: a
+file that is cut short meanwhile is then an error, not the end of the process.
 
 Format: https://github.com/huggingface/safetensors (eight bytes header length, JSON header, data). Only files
 in the directory itself count; copies of shards in sub-folders are ignored. Knows no model and no tensor's
@@ -8,7 +8,6 @@ meaning.
 
 from __future__ import annotations
 
-import mmap
 import struct
 import threading
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from ftagent.engine.weights.ftw import FtwTensor
 
 INDEX_NAME = "model.safetensors.index.json"
-FAULT_AROUND_BYTES = 2**21  # touching a page maps its neighbours too: at most the huge page around it
+PIECE_BYTES = 8 * 2**20  # of a tensor that is converted on its way
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -56,7 +55,7 @@ class TensorEntry(NamedTuple):
 
 
 class Checkpoint:
-    """All tensors of a directory by name. Files are mapped when the first of their tensors is read."""
+    """All tensors of a directory by name. Files are opened when the first of their tensors is read."""
 
     banks: Mapping[int, FtwTensor] = {}  # experts that are stored as rows of banks, by layer
     identity: str | None = None  # of the contents, where the format has one
@@ -64,7 +63,6 @@ class Checkpoint:
     def __init__(self, directory: Path, entries: Mapping[str, TensorEntry]) -> None:
         self.directory = directory
         self.entries = entries
-        self._maps: dict[Path, mmap.mmap] = {}
         self._files: dict[Path, DirectFile] = {}
         self._opening = threading.Lock()
 
@@ -79,28 +77,33 @@ class Checkpoint:
         return DTYPES[entry.dtype]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in its stored dtype. It shares memory with the file's mapping: do not write to it."""
-        entry = self.entries[name]
-        dtype = self.dtype(name)
-        if entry.begin == entry.end:
-            return torch.empty(entry.shape, dtype=dtype)
-        raw = torch.frombuffer(self._map(entry.file), dtype=torch.uint8)[entry.begin : entry.end]
-        if entry.begin % dtype.itemsize:  # legal in the format, but not a valid address for this dtype
-            raw = raw.clone()
-        return raw.view(dtype).view(entry.shape)
+        """The tensor in its stored dtype, in memory of its own. Raises LoadFailed as `read_into` does."""
+        found = torch.empty(self.entries[name].shape, dtype=self.dtype(name))
+        self.read_bytes(name, 0, found.view(-1).view(torch.uint8))
+        return found
 
     def load(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """The values of a tensor as `dtype`, in memory of their own on `device`."""
-        stored = self.tensor(name)
-        wanted = stored.to(device=device, dtype=dtype)
-        own = stored.clone() if wanted.data_ptr() == stored.data_ptr() else wanted
-        self.forget(name)
-        return own
+        """The values of a tensor as `dtype`, in memory of their own on `device`. What is converted or goes to
+        a device passes through one piece of memory.
+        """
+        stored = self.dtype(name)
+        if device.type == "cpu" and dtype == stored:
+            return self.tensor(name)
+        target = torch.empty(self.entries[name].shape, dtype=dtype, device=device)
+        pieces = torch.split(target.view(-1), PIECE_BYTES // stored.itemsize)
+        buffer = torch.empty(len(pieces[0]), dtype=stored)
+        begin = 0
+        for piece in pieces:
+            part = buffer[: len(piece)]
+            self.read_bytes(name, begin, part.view(torch.uint8))
+            piece.copy_(part)
+            begin += part.nbytes
+        return target
 
     def read_into(self, name: str, target: torch.Tensor, part: int = 0, parts: int = 1) -> None:
         """Read `part` of `parts` equal parts of a tensor's bytes into `target` (uint8, of exactly that size).
 
-        Safe to call from several threads; the process maps nothing. Raises LoadFailed when the file has
+        Safe to call from several threads. Raises LoadFailed when the file has
         become shorter or cannot be read.
         """
         entry = self.entries[name]
@@ -114,22 +117,11 @@ class Checkpoint:
         self._file(entry.file).read_into([target], entry.begin + begin)
 
     def close(self) -> None:
-        """Close the files that `read_into` has opened. They are opened again when needed."""
+        """Close the files that reading has opened. They are opened again when needed."""
         with self._opening:
             for file in self._files.values():
                 file.close()
             self._files.clear()
-
-    def forget(self, name: str) -> None:
-        """Give back the memory in which a tensor was read.
-
-        Pages of a mapping count for the process as long as they stay mapped. A tensor that is touched again
-        is read from the file again.
-        """
-        entry = self.entries[name]
-        begin = max(entry.begin - FAULT_AROUND_BYTES, 0) // mmap.PAGESIZE * mmap.PAGESIZE
-        if entry.end > entry.begin and entry.file in self._maps:
-            self._maps[entry.file].madvise(mmap.MADV_DONTNEED, begin, entry.end - begin)
 
     def _file(self, file: Path) -> DirectFile:
         with self._opening:
@@ -137,12 +129,6 @@ class Checkpoint:
                 # Tensors do not lie on blocks here, and what the page cache keeps makes the next start quick.
                 self._files[file] = DirectFile(file, direct=False)
             return self._files[file]
-
-    def _map(self, file: Path) -> mmap.mmap:
-        if file not in self._maps:
-            with file.open("rb") as opened:
-                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._maps[file]
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:

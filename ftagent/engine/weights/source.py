@@ -186,9 +186,7 @@ class Reader:
     def _widened(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """An FP8 matrix as plain values; always a new tensor, since `dtype` is none of eight bits."""
         scales = self._checkpoint.tensor(scale_name(name)) if scale_name(name) in self._checkpoint else None
-        own = dequantise(self._checkpoint.tensor(name), scales, dtype).to(self._device)
-        self._checkpoint.forget(name)
-        return own
+        return dequantise(self._checkpoint.tensor(name), scales, dtype).to(self._device)
 
 
 def _head_name(checkpoint: Checkpoint) -> str:

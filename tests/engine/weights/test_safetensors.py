@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -28,9 +29,10 @@ TENSORS = {
 @pytest.fixture
 def no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise AssertionError("a damaged file was mapped")
+        raise AssertionError("a damaged file was mapped, or its tensors read")
 
     monkeypatch.setattr(mmap, "mmap", refuse)
+    monkeypatch.setattr(os, "preadv", refuse)
 
 
 @pytest.fixture
@@ -57,14 +59,37 @@ def test_reads_what_the_reference_wrote(single: Path) -> None:
         assert torch.equal(found, tensor)
 
 
-def test_a_forgotten_tensor_is_read_again(single: Path) -> None:
+def test_tensors_have_memory_of_their_own(single: Path) -> None:
     checkpoint = open_checkpoint(single)
-    checkpoint.forget("a")  # nothing was read yet
-    kept = checkpoint.tensor("a")
+    first, second = checkpoint.tensor("a"), checkpoint.tensor("a")
+    first.zero_()
+    assert torch.equal(second, TENSORS["a"])
+    checkpoint.close()
+    assert torch.equal(checkpoint.tensor("a"), TENSORS["a"])
+
+
+@pytest.mark.parametrize("piece", [8, 16, 2**23])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_tensors_are_loaded_in_any_type(
+    single: Path, piece: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftagent.engine.weights.safetensors.PIECE_BYTES", piece)
+    checkpoint = open_checkpoint(single)
     for name, tensor in TENSORS.items():
-        checkpoint.forget(name)
-        assert torch.equal(checkpoint.tensor(name), tensor)
-    assert torch.equal(kept, TENSORS["a"])
+        found = checkpoint.load(name, dtype, torch.device("cpu"))
+        assert found.dtype == dtype
+        assert torch.equal(found, tensor.to(dtype))
+    assert checkpoint.load("a", dtype, torch.device("meta")).shape == (2, 3)
+
+
+def test_a_file_that_became_shorter_ends_no_process(single: Path) -> None:
+    """As a mapping would, with SIGBUS."""
+    checkpoint = open_checkpoint(single)
+    with (single / "model.safetensors").open("rb+") as opened:
+        opened.truncate(9)
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(LoadFailed, match="24 bytes missing at byte"):
+            checkpoint.load("a", dtype, torch.device("cpu"))
 
 
 def test_reads_parts_into_memory_of_the_caller(sharded: Path) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import click
+
 from ftagent.adapters import process
 from ftagent.adapters.base import Adapter, Target
 from ftagent.commands.common import log_to_file
@@ -44,8 +46,10 @@ def choose(asked: Way | None) -> Way:
         raise ConfigError("no terminal for the agent, stdin or stdout is none; give the task with -p TASK")
     if asked == "tmux" and not (os.environ.get("TMUX") and shutil.which("tmux")):
         raise ConfigError("--tmux works inside tmux alone; start `tmux` first, or use --pane")
-    if asked == "pane" and os.environ.get("TERM") == "dumb":
-        raise ConfigError("--pane cannot draw on a dumb terminal (TERM=dumb); use --exec")
+    if asked == "pane":
+        from ftagent.tui.lifetime import need_terminal
+
+        need_terminal("--pane", "use --exec")
     if asked is not None:
         return asked
     from ftagent.tui.panes import COLUMNS, ROWS
@@ -78,7 +82,8 @@ def _in_pane(run: Interactive) -> int:
         outcome = run_agent(agent, feed, keys, ask_colours(sys.stdin.fileno()))
     finally:
         feed.close()
-    print(*outcome.screen, sep="\n", flush=True)  # noqa: T201  # what the agent showed last stays to be read
+    if outcome.screen:  # what the agent showed last stays to be read
+        click.echo("\n".join(outcome.screen))
     return outcome.exit_code
 
 

@@ -42,6 +42,11 @@ def test_what_was_asked_for_is_done_or_refused(monkeypatch: pytest.MonkeyPatch) 
     assert choose("pane") == "pane"
     with pytest.raises(ConfigError, match="start `tmux` first"):
         choose("tmux")
+    with monkeypatch.context() as redirected:
+        redirected.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+        with pytest.raises(ConfigError, match="stderr is none; use --exec"):
+            choose("pane")
+        assert choose(None) == "exec"
     monkeypatch.setenv("TERM", "dumb")
     with pytest.raises(ConfigError, match="use --exec"):
         choose("pane")

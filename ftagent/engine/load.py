@@ -1,6 +1,4 @@
-"""From a Hugging Face model directory to a Runner: check, plan, read. Nothing is mapped before the checks
-have passed.
-"""
+"""From a model directory to a Runner: check, plan, read. No weight is read before the checks have passed."""
 
 from __future__ import annotations
 

@@ -247,8 +247,13 @@ class RunApp(App[int], inherit_bindings=False):
     def _notice(self, text: str, seconds: float = NOTICE_S) -> None:
         if self._notice_timer is not None:
             self._notice_timer.stop()
+        self._say(text)
+        self._notice_timer = self.set_timer(seconds, lambda: self._say(""))
+
+    def _say(self, text: str) -> None:
+        """In the row that there is: the footer of a wide terminal, the figures' row of a narrow one."""
         self._footer.notice(text)
-        self._notice_timer = self.set_timer(seconds, lambda: self._footer.notice(""))
+        self._row.notice(text)
 
     def last_screen(self) -> tuple[str, ...]:
         """What the agent's screen shows, for printing, down to the last row with something on it."""

@@ -51,8 +51,18 @@ class StatusRow(Static):
     """The same in one row, for narrow terminals."""
 
     _shown = ""
+    _notice = ""
+
+    def notice(self, text: str) -> None:
+        """Show `text` in place of the figures; empty brings them back at the next tick."""
+        self._notice = safe_text(text)
+        if self._notice:
+            self._shown = self._notice
+            self.update(Content(self._notice), layout=False)
 
     def show(self, figures: Figures) -> None:
+        if self._notice:
+            return
         stale = figures.stale_s is not None
         parts = (f"stale {figures.stale_s} s", *figures.brief) if stale else figures.brief
         line = fit(parts, self.content_size.width)

@@ -150,6 +150,16 @@ async def test_an_unknown_key_behind_the_prefix_is_said() -> None:
         assert "read=" not in stage.program
 
 
+async def test_a_narrow_terminal_has_one_row_for_figures_and_notices() -> None:
+    async with on_stage(*probe(), size=(80, 20)) as stage:
+        await stage.until(lambda: "ready" in stage.program and "idle" in stage.screen.split("\n")[-1])
+        assert stage.app.view.size == (80, 19)
+        await stage.pilot.press("ctrl+right_square_bracket")
+        await stage.until(lambda: "^] …" in stage.screen.split("\n")[-1])
+        await stage.pilot.press("ctrl+right_square_bracket")
+        await stage.until(lambda: "idle" in stage.screen.split("\n")[-1] and "read=1d" in stage.program)
+
+
 async def test_the_end_of_the_program_is_the_end_of_the_screen() -> None:
     script = (
         "stty raw -echo; printf '\\033[?1049hfull'; head -c 1 >/dev/null; printf '\\033[?1049lhint'; exit 5"

@@ -90,7 +90,7 @@ def test_a_start_that_fails_behind_the_model_closes_it(
     def fail(*arguments: object, **named: object) -> None:
         raise error
 
-    monkeypatch.setattr(load, "load_runner", lambda directory, options: runner)
+    monkeypatch.setattr(load, "load_runner", lambda directory, options, progress=None: runner)
     monkeypatch.setattr("ftagent.engine.engine.Preparer.from_directory", fail)
     with pytest.raises(type(error)):
         start_engine(EngineOptions(model=str(tmp_path)))

@@ -219,6 +219,7 @@ bool Conductor::start_link(int layer) {
     optimum_due_ = !missing_.empty();
     optimum_mode_ = unlinked_[layer] ? CPU : HYBRID;
     if (demand_records_ == 0) return true;
+    demand_alone_ = was_idle;
     if (was_idle) link_moved_ = now_ns();
     demand_started_ = now_ns();
     if (!flights_.submit()) {

@@ -301,13 +301,13 @@ void Conductor::next_piece(bool was_idle) {
 
 void Conductor::finish_demand() {
     if (demand_layer_ < 0 || !link_.reached(demand_mark_)) return;
-    // A piece that was under way is not the demand's time: it counts from when that piece landed, and as if it had
-    // begun then.
+    // A piece that was under way is not the demand's time: it counts from when that piece landed. As a measure of the
+    // costs only a demand that found the link idle will do: of another a part of the fixed time was hidden.
     const int64_t now = now_ns(), measured = now - std::max(demand_started_, link_moved_);
     counts_.link_ns += measured;
     times_[demand_layer_].landed = now - step_began_;
-    if (steps_ > COLD_STEPS) {
-        link_line_.add(demand_records_, measured + (link_moved_ > demand_started_ ? costs_.fetch_fixed : 0));
+    if (steps_ > COLD_STEPS && demand_alone_) {
+        link_line_.add(demand_records_, measured);
         costs_.fetch_fixed = link_line_.fixed();
         costs_.fetch_expert = link_line_.expert();
         link_measured_ = true;

@@ -192,6 +192,7 @@ class Conductor {
     int cpu_layer_ = -1, demand_layer_ = -1;
     int64_t cpu_started_ = 0, cpu_records_ = 0, cpu_row_records_ = 0;
     int64_t demand_started_ = 0, demand_records_ = 0;
+    bool demand_alone_ = false;         // the link was idle when it was asked for
     uint32_t demand_mark_ = 0;
     bool optimum_due_ = false;
     int32_t optimum_mode_ = HYBRID;     // of the layer that it is due for: CPU where that was not free to fetch

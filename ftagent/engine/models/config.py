@@ -324,8 +324,7 @@ class ConfigFile:
 
     def attention_layers(self, layers: int) -> tuple[LayerKind, ...]:
         """Full attention in every layer, which layer_types may say too."""
-        every: LayerKind = "full_attention"
-        return self.layer_kinds((every,) * layers)
+        return self.layer_kinds(self.window_layers(layers, 0))
 
     def window_layers(self, layers: int, window: int) -> tuple[LayerKind, ...]:
         """Attention in every layer, within a window where there is one."""
@@ -333,9 +332,7 @@ class ConfigFile:
         return (every,) * layers
 
     def later_windows(self, layers: int) -> tuple[tuple[LayerKind, ...], int]:
-        """Attention layers and their window as Qwen's configurations give them: full at first, then within
-        a window, when it is switched on.
-        """
+        """Attention layers and their window as Qwen's configurations give them: full ones first."""
         if not self.flag("use_sliding_window", False):
             return self.attention_layers(layers), 0
         full = self.integer("max_window_layers", 28)
@@ -366,14 +363,13 @@ class ConfigFile:
 
 
 def yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """What YaRN multiplies by when contexts grow by `factor` (Peng et al., arXiv 2309.00071, section 3.4)."""
+    """What YaRN multiplies by when contexts grow by `factor` (arXiv 2309.00071, section 3.4)."""
     return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _yarn_amplitude(values: ConfigFile, factor: float) -> float:
-    given = values.number("attention_factor", 0.0)
     every, over_all = values.number("mscale", 0.0), values.number("mscale_all_dim", 0.0)
-    if given:
+    if given := values.number("attention_factor", 0.0):
         return given
     if every and over_all:
         return yarn_scale(factor, every) / yarn_scale(factor, over_all)

@@ -46,7 +46,8 @@ def make_step(spec: AttentionSpec, positions: list[int], dtype: torch.dtype, dev
     angle = torch.rand(max(positions) + 1, max(spec.rotary // 2, 1)) * 6
     cos, sin = torch.cat((angle.cos(), angle.cos()), 1), torch.cat((-angle.sin(), angle.sin()), 1)
     return Step(
-        flat=torch.randn(rows, spec.width, device=device) * 3,
+        # Without norms large queries and keys would make scores that BF16 cannot tell apart.
+        flat=torch.randn(rows, spec.width, device=device) * (3 if spec.normed else 0.5),
         norms=torch.rand(spec.heads + spec.kv_heads, spec.head_dim, device=device) + 0.5
         if spec.normed
         else None,

@@ -4,21 +4,27 @@ A window bounds how far back a row sees. A sink is one more score of a head, wit
 its share of the softmax and gives nothing (arXiv 2309.17453; learnt ones as in gpt-oss).
 
 Runs torch's fused attention: on the CPU in any dtype, on CUDA devices of capability 8.0 and later in bfloat16
-and float16 for heads of up to 256 in steps of 8. What is left, float32 on CUDA above all, is written out in
-blocks of rows. Knows no pages: callers hand in keys and values.
+and float16 for heads of up to 256 in steps of 8, and for long prompts cuDNN's where that is faster. What is
+left, float32 on CUDA above all, is written out in blocks of rows. Knows no pages: callers hand in keys and
+values.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
+log = logging.getLogger(__name__)
+
 SCORE_BYTES = 256 * 2**20  # of the largest block of scores that attention without a fused kernel makes
 WINDOW_ROWS = 128  # that attention with a window takes at a time
 FLASH_CAPABILITY = (8, 0)
 FLASH_HEAD = 256  # the widest head of torch's flash attention; sizes are multiples of 8
+CUDNN_CAPABILITY = (9, 0)  # from here on cuDNN's attention takes about half as long as flash attention
+LONG = 1 << 27  # scores (rows x keys) from which on that pays for the plan that cuDNN makes for each new size
 
 
 class Partial(NamedTuple):
@@ -114,10 +120,38 @@ def _on_device(
     half = query.dtype in (torch.bfloat16, torch.float16)
     if not half or head_dim % 8 or head_dim > FLASH_HEAD or not _has_flash(query.device):
         return attend_plain(query, key, value, causal, scale)
+    if query.shape[1] * key.shape[1] >= LONG and _has_cudnn(query.device):
+        try:
+            return _by_cudnn(query, key, value, causal, scale)
+        except RuntimeError as error:  # it has no plan for these sizes
+            log.debug("cuDNN's attention refuses %s: %s", tuple(query.shape), error)
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
         query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), 0.0, causal, scale=scale
     )
     return Partial(out.squeeze(0), lse.reshape(query.shape[:2]))
+
+
+def _by_cudnn(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> Partial:
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), None, True, 0.0, causal, False, scale=scale
+    )
+    return Partial(out.squeeze(0), lse.reshape(query.shape[:2]))
+
+
+@cache
+def _has_cudnn(device: torch.device) -> bool:
+    """Tried out once: not every build of torch brings a cuDNN that does this."""
+    if torch.cuda.get_device_capability(device) < CUDNN_CAPABILITY:
+        return False
+    query, key = (torch.zeros(heads, 64, 64, dtype=torch.bfloat16, device=device) for heads in (2, 1))
+    try:
+        _by_cudnn(query, key, key, True, 1.0)
+    except RuntimeError as error:
+        log.info("cuDNN's attention is not there (%s): long prompts take flash attention", error)
+        return False
+    return True
 
 
 @cache

@@ -111,6 +111,11 @@ def test_a_sink_takes_its_share_once_of_all_parts(cuts: tuple[int, ...]) -> None
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnADevice:
+    @pytest.fixture(params=[False, True], ids=["short", "as if long"], autouse=True)
+    def long(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        if request.param:
+            monkeypatch.setattr(attention, "LONG", 1)
+
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     @pytest.mark.parametrize(
         ("heads", "kv_heads", "dim"), [(32, 4, 128), (16, 2, 256), (4, 2, 16), (6, 1, 72), (4, 4, 20)]

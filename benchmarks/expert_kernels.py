@@ -161,7 +161,8 @@ class Decode:
 
     def step(self, plan: ExpertPlan, host: HostArrays | None) -> ExpertStep:
         partial = torch.empty(self.rows * self.shape.per_token, plan.chunks, self.shape.hidden, device=DEVICE)
-        return ExpertStep(plan, self.tables, host, self.epoch, self.live, partial)
+        host_part = torch.empty(self.rows * self.shape.per_token, self.shape.hidden, device=DEVICE)
+        return ExpertStep(plan, self.tables, host, self.epoch, self.live, partial, host_part)
 
     def experts(self, step: ExpertStep) -> None:
         for layer in range(self.shape.layers):

@@ -239,7 +239,11 @@ def _bring_host_part(
             at = pair[:, None] * H + columns[None, :]
             mine = host[:, None] & (columns < H)[None, :]
             there = mine & (columns < tl.where(answer == epoch, H, 0))[None, :]
-            y = tl.load(from_y.to(tl.pointer_type(tl.float32)) + at, mask=there, other=0.0, volatile=True)
+            # Not volatile: those loads are four bytes wide, and the link takes as long for each as for a line.
+            y = tl.load(
+                tl.multiple_of(from_y.to(tl.pointer_type(tl.float32)), 16) + at,
+                mask=there, other=0.0, cache_modifier=".cv",
+            )  # fmt: skip
             tl.store(host_part + at, y, mask=mine)
 
 

@@ -239,7 +239,7 @@ def _bring_host_part(
             at = pair[:, None] * H + columns[None, :]
             mine = host[:, None] & (columns < H)[None, :]
             there = mine & (columns < tl.where(answer == epoch, H, 0))[None, :]
-            # Not volatile: those loads are four bytes wide, and the link takes as long for each as for a line.
+            # Not volatile: those are four bytes wide, and each costs the link as much as a line does.
             y = tl.load(
                 tl.multiple_of(from_y.to(tl.pointer_type(tl.float32)), 16) + at,
                 mask=there, other=0.0, cache_modifier=".cv",

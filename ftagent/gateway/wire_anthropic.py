@@ -29,6 +29,7 @@ from ftagent.engine.api import GenerateRequest, SamplingParams
 from ftagent.errors import BadRequest
 from ftagent.gateway.wire_common import (
     check_choice,
+    degree_of,
     distinct,
     join_results,
     schema_text,
@@ -205,9 +206,10 @@ def conversation_of(request: CountRequest) -> Conversation:
         blocks = list(_blocks(wire.content, f"messages.{index}.content", wire.role))
         messages += user_messages(blocks) if wire.role == "user" else [Message(wire.role, tuple(blocks))]
     tools = distinct(_tools(request))
-    return Conversation(
-        join_results(messages), tools, check_choice(_choice(request.tool_choice), tools), _thinking(request)
-    )
+    choice = check_choice(_choice(request.tool_choice), tools)
+    effort = request.output_config.effort if request.output_config else None
+    thinking = _thinking(request.thinking, effort)
+    return Conversation(join_results(messages), tools, choice, thinking, degree_of(effort))
 
 
 def generate_request(request: MessagesRequest, reply_id: str, session: str = "") -> GenerateRequest:
@@ -353,14 +355,15 @@ def _choice(choice: WireToolChoice | None) -> ToolChoice:
             return ToolChoice(mode, None, parallel)
 
 
-def _thinking(request: CountRequest) -> bool | None:
+def _thinking(switch: ThinkingConfig | None, effort: str | None) -> bool | None:
     """Effort "none" wins over the switch; a client that says neither leaves it to the model.
 
+    Other efforts do not turn thinking on: in this API they are about all of the reply.
     How thinking is displayed is ignored: the agent must be able to send all of it back.
     """
-    if request.output_config and request.output_config.effort == "none":
+    if effort == "none":
         return False
-    return None if request.thinking is None else request.thinking.type != "disabled"
+    return None if switch is None else switch.type != "disabled"
 
 
 def _schema(request: CountRequest) -> OutputFormat | None:

@@ -73,6 +73,11 @@ def check_choice(choice: ToolChoice, tools: tuple[ToolSpec, ...]) -> ToolChoice:
     return choice
 
 
+def degree_of(effort: str | None) -> str | None:
+    """How much to think, in the client's word. "none" is no degree but the thinking switch."""
+    return None if effort in ("", "none") else effort
+
+
 def session_of(headers: Mapping[str, str]) -> str:
     """The agent's session, as far as its headers tell; under the names of Claude Code, Codex and opencode."""
     names = ("x-claude-code-session-id", "session-id", "x-session-id")

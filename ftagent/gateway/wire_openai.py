@@ -14,7 +14,14 @@ from pydantic import Field
 from ftagent.conversation import Block, Conversation, Message, Thinking, ToolChoice, ToolResult, ToolSpec
 from ftagent.engine.api import GenerateRequest
 from ftagent.errors import BadRequest
-from ftagent.gateway.wire_common import check_choice, distinct, join_results, schema_text, tool_call
+from ftagent.gateway.wire_common import (
+    check_choice,
+    degree_of,
+    distinct,
+    join_results,
+    schema_text,
+    tool_call,
+)
 from ftagent.gateway.wire_openai_common import (
     MAX_TOP_LOGPROBS,
     Grammar,
@@ -190,8 +197,9 @@ def _conversation(request: ChatRequest) -> Conversation:
     messages = [_message(message, f"messages.{index}") for index, message in enumerate(request.messages)]
     tools = distinct(_tools(request.tools or []))
     choice = check_choice(_choice(request), tools)
-    efforts = (request.reasoning_effort, request.reasoning.effort if request.reasoning else None)
-    return Conversation(join_results(messages), tools, choice, thinking_wanted(efforts, request))
+    effort = request.reasoning_effort or (request.reasoning.effort if request.reasoning else None)
+    thinking = thinking_wanted(effort, request)
+    return Conversation(join_results(messages), tools, choice, thinking, degree_of(effort))
 
 
 def _message(message: ChatMessage, path: str) -> Message:

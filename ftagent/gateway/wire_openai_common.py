@@ -7,7 +7,7 @@ name; all other unknown fields are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -132,11 +132,10 @@ def free_form_tool(name: str, description: str | None, syntax: str = "", definit
     return ToolSpec(name, words.lstrip("\n"), CUSTOM_INPUT_SCHEMA)
 
 
-def thinking_wanted(efforts: Iterable[str | None], request: Switched) -> bool | None:
+def thinking_wanted(effort: str | None, request: Switched) -> bool | None:
     """The switch in the API's own words first, then in those that local servers understand."""
-    for effort in efforts:
-        if effort:
-            return effort != "none"
+    if effort:
+        return effort != "none"
     if request.thinking and request.thinking.type:
         return request.thinking.type != "disabled"
     template = request.chat_template_kwargs or ThinkingSwitch()

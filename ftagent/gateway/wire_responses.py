@@ -1,7 +1,7 @@
 """OpenAI Responses requests: the wire model, and its translation.
 
 https://platform.openai.com/docs/api-reference/responses/create. What could change the reply is honoured or
-refused by its name. Hints without a switch in local models (verbosity, degrees of effort, service tier) and
+refused by its name. Hints without a switch in local models (verbosity, service tier) and
 tools that run on a server are accepted and have no effect.
 """
 
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 from ftagent.conversation import Conversation, Message, Text, ToolChoice, ToolSpec
 from ftagent.engine.api import GenerateRequest
 from ftagent.errors import BadRequest
-from ftagent.gateway.wire_common import check_choice, distinct, schema_text
+from ftagent.gateway.wire_common import check_choice, degree_of, distinct, schema_text
 from ftagent.gateway.wire_openai_common import (
     MAX_TOP_LOGPROBS,
     Sampled,
@@ -151,7 +151,8 @@ def understand(request: InputRequest, asked: Sequence[Item], past: Sequence[Item
     if request.instructions:
         messages = (Message("system", (Text(request.instructions),)), *messages)
     effort = request.reasoning.effort if request.reasoning else None
-    conversation = Conversation(messages, tools, choice, thinking_wanted([effort], request))
+    thinking = thinking_wanted(effort, request)
+    conversation = Conversation(messages, tools, choice, thinking, degree_of(effort))
     return Understood(conversation, {name: called for name, (_, called) in offered.items()}, items)
 
 

@@ -72,16 +72,18 @@ class Asker:
     def health(self) -> httpx.Response:
         return self._client.get("/health")
 
-    def count(self, messages: Sequence[Any]) -> int:
+    def count(self, messages: Sequence[Any], **fields: Any) -> int:
         """What the count endpoint says."""
-        reply = self._client.post("/v1/messages/count_tokens", json={"model": "m", "messages": messages})
+        body = {"model": "m", "messages": messages, **fields}
+        reply = self._client.post("/v1/messages/count_tokens", json=body)
         assert reply.status_code == 200, reply.text
         found: int = reply.json()["input_tokens"]
         return found
 
-    def count_input(self, messages: Sequence[Any]) -> int:
+    def count_input(self, messages: Sequence[Any], **fields: Any) -> int:
         """The same from the count endpoint of the Responses API."""
-        reply = self._client.post("/v1/responses/input_tokens", json={"model": "m", "input": messages})
+        body = {"model": "m", "input": messages, **fields}
+        reply = self._client.post("/v1/responses/input_tokens", json=body)
         assert reply.status_code == 200, reply.text
         found: int = reply.json()["input_tokens"]
         return found

@@ -311,24 +311,25 @@ def test_structured_output(client: openai.OpenAI, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "meant"),
+    ("body", "meant", "effort"),
     [
-        ({}, None),
-        ({"reasoning_effort": "none"}, False),
-        ({"reasoning_effort": "high"}, True),
-        ({"reasoning": {"effort": "none"}}, False),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
-        ({"enable_thinking": False}, False),
-        ({"thinking": {"type": "disabled"}}, False),
+        ({}, None, None),
+        ({"reasoning_effort": "none"}, False, None),
+        ({"reasoning_effort": "high"}, True, "high"),
+        ({"reasoning": {"effort": "none"}}, False, None),
+        ({"reasoning": {"effort": "low"}}, True, "low"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False, None),
+        ({"enable_thinking": False}, False, None),
+        ({"thinking": {"type": "disabled"}}, False, None),
     ],
 )
 def test_every_way_to_switch_thinking(
-    client: openai.OpenAI, stage: Stage, body: dict[str, Any], meant: bool | None
+    client: openai.OpenAI, stage: Stage, body: dict[str, Any], meant: bool | None, effort: str | None
 ) -> None:
     ask(client, False, extra_body=body)
     asked = stage.engine.requests[-1].prompt
     assert isinstance(asked, Conversation)
-    assert asked.thinking is meant
+    assert (asked.thinking, asked.effort) == (meant, effort)
 
 
 def test_leaving_a_stream_stops_the_engine(client: openai.OpenAI, stage: Stage) -> None:

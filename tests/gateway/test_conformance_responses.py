@@ -340,20 +340,20 @@ def test_structured_output(client: openai.OpenAI, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "meant"),
+    ("fields", "meant", "effort"),
     [
-        ({}, None),
-        ({"reasoning": {"effort": "none"}}, False),
-        ({"reasoning": {"effort": "high", "summary": "auto"}}, True),
-        ({"reasoning": {"summary": "auto"}}, None),
-        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, False),
+        ({}, None, None),
+        ({"reasoning": {"effort": "none"}}, False, None),
+        ({"reasoning": {"effort": "high", "summary": "auto"}}, True, "high"),
+        ({"reasoning": {"summary": "auto"}}, None, None),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, False, None),
     ],
 )
 def test_the_thinking_switch(
-    client: openai.OpenAI, stage: Stage, fields: dict[str, Any], meant: bool | None
+    client: openai.OpenAI, stage: Stage, fields: dict[str, Any], meant: bool | None, effort: str | None
 ) -> None:
     client.responses.create(model="m", input="hi", **fields)
-    assert asked(stage).thinking is meant
+    assert (asked(stage).thinking, asked(stage).effort) == (meant, effort)
 
 
 def test_tokens_of_the_input_are_counted(client: openai.OpenAI, stage: Stage) -> None:

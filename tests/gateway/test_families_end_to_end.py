@@ -5,13 +5,14 @@ answer, no markup in it, each call once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.engine.prompt.call_forms import BY_FORM, Speech
 from tests.engine.prompt.test_family_templates import FAMILIES
 from tests.engine.prompt.vocabularies import family_source
-from tests.gateway.clients import Answer, Asker, asking
+from tests.gateway.clients import QUESTION, Answer, Asker, Protocol, asking
 
 OPENED = ("deepseek_v32", "deepseek_v4", "deepseek_v41", "glm5", "minimax")
 
@@ -71,3 +72,75 @@ def test_one_call_of_gpt_oss_wherever_its_recipient_stands(header: str) -> None:
             BY_FORM["harmony"].thinks("plan") + header + '<|message|>{"q":"a","limit":3}<|call|>'
         )
     assert answer == Answer("plan", "", (("find", {"q": "a", "limit": 3}),), "tool_calls")
+
+
+# What each degree reads like in the prompts of a family; one that a family does not know is its nearest.
+DEGREES = {
+    "harmony": {
+        **dict.fromkeys(("minimal", "low"), "Reasoning: low\n"),
+        "medium": "Reasoning: medium\n",
+        **dict.fromkeys(("high", "xhigh", "max"), "Reasoning: high\n"),
+    },
+    "glm5": {
+        **dict.fromkeys(("minimal", "low", "medium"), "Reasoning Effort: Low<"),
+        **dict.fromkeys(("high", "xhigh"), "Reasoning Effort: High<"),
+        "max": "Reasoning Effort: Max<",
+    },
+    "deepseek_v41": {
+        **dict.fromkeys(("minimal", "low"), "Reasoning Effort: 25 "),
+        "max": "Reasoning Effort: 100 ",
+    },
+}
+
+
+def with_effort(effort: str) -> tuple[tuple[Protocol, dict[str, Any]], ...]:
+    """Thinking to this degree in the words of each protocol."""
+    return (
+        ("chat", {"reasoning_effort": effort}),
+        ("chat", {"reasoning": {"effort": effort}}),
+        ("messages", {"thinking": {"type": "adaptive"}, "output_config": {"effort": effort}}),
+        ("responses", {"reasoning": {"effort": effort}}),
+    )
+
+
+@pytest.mark.parametrize("name", DEGREES)
+def test_a_degree_of_effort_is_one_prompt_in_every_wording(name: str) -> None:
+    with asking(family_source(name)) as asker:
+        for effort, written in DEGREES[name].items():
+            asker.engine.prompts.clear()
+            for protocol, fields in with_effort(effort):
+                asker.engine.say("Done.")
+                asker.ask(protocol, False, **fields)
+            assert all(prompt == asker.engine.prompts[0] for prompt in asker.engine.prompts)
+            assert written in asker.engine.prompt_text(), effort
+
+
+@pytest.mark.parametrize(("name", "effort"), [("glm5", "banana"), ("deepseek_v32", "high"), ("glm4", "low")])
+def test_a_degree_that_nobody_knows_is_as_if_unsaid(name: str, effort: str) -> None:
+    with asking(family_source(name)) as asker:
+        switched_on: tuple[Protocol, dict[str, Any]] = ("chat", {"thinking": {"type": "enabled"}})
+        for protocol, fields in (switched_on, *with_effort(effort)):
+            asker.engine.say("Done.")
+            asker.ask(protocol, False, **fields)
+        assert all(prompt == asker.engine.prompts[0] for prompt in asker.engine.prompts)
+
+
+def test_thinking_that_is_off_has_no_degree() -> None:
+    """A prompt of GLM-5 says its degree first: switched off, it must be the same in every wording."""
+    with asking(family_source("glm5")) as asker:
+        off: dict[str, Any] = {"thinking": {"type": "disabled"}}
+        for protocol, fields in (("chat", off), ("messages", off), *with_effort("none")):
+            asker.engine.say("Done.")
+            asker.ask(protocol, False, **fields)
+        assert all(prompt == asker.engine.prompts[0] for prompt in asker.engine.prompts)
+
+
+def test_the_degree_counts_where_tokens_are_counted() -> None:
+    """gpt-oss has the degree in its prompt, and one word for it is longer than the other."""
+    with asking(family_source("harmony")) as asker:
+        for effort in ("low", "medium"):
+            _, _, (_, messages), (_, responses) = with_effort(effort)
+            asker.engine.say("Done.")
+            asker.ask("messages", False, tools=(), **messages)
+            length = len(asker.engine.prompts[-1])
+            assert asker.count(QUESTION, **messages) == asker.count_input(QUESTION, **responses) == length

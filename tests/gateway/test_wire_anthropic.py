@@ -171,18 +171,24 @@ def test_tool_choice(choice: Any, mode: str, name: str | None, parallel: bool) -
 
 
 @pytest.mark.parametrize(
-    ("fields", "thinking"),
+    ("fields", "thinking", "effort"),
     [
-        ({}, None),
-        ({"thinking": {"type": "enabled", "budget_tokens": 31999}}, True),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, True),
-        ({"thinking": {"type": "disabled"}}, False),
-        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "none"}}, False),
-        ({"output_config": {"effort": "high"}}, None),
+        ({}, None, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 31999}}, True, None),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, True, None),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, False, "low"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "none"}}, False, None),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, True, "max"),
+        ({"output_config": {"effort": "high"}}, None, "high"),
+        ({"output_config": {"format": None}}, None, None),
     ],
 )
-def test_thinking_switch(fields: dict[str, Any], thinking: bool | None) -> None:
-    assert conversation(**fields).thinking is thinking
+def test_thinking_switch_and_effort(
+    fields: dict[str, Any], thinking: bool | None, effort: str | None
+) -> None:
+    asked = conversation(**fields)
+    assert (asked.thinking, asked.effort) == (thinking, effort)
 
 
 def test_sampling_and_session() -> None:

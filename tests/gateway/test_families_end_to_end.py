@@ -128,8 +128,9 @@ def test_a_degree_that_nobody_knows_is_as_if_unsaid(name: str, effort: str) -> N
 def test_thinking_that_is_off_has_no_degree() -> None:
     """A prompt of GLM-5 says its degree first: switched off, it must be the same in every wording."""
     with asking(family_source("glm5")) as asker:
-        off: dict[str, Any] = {"thinking": {"type": "disabled"}}
-        for protocol, fields in (("chat", off), ("messages", off), *with_effort("none")):
+        off = {"thinking": {"type": "disabled"}}
+        switches: tuple[tuple[Protocol, dict[str, Any]], ...] = (("chat", off), ("messages", off))
+        for protocol, fields in (*switches, *with_effort("none")):
             asker.engine.say("Done.")
             asker.ask(protocol, False, **fields)
         assert all(prompt == asker.engine.prompts[0] for prompt in asker.engine.prompts)

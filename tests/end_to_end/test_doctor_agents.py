@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ftagent import demo
 from tests.support.command import ftagent
+from tests.support.embedded import WEIGHTS
 
 FAKE = '#!/bin/sh\n[ "$1" = --version ] && echo 99.0.0 && exit 0\n'
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(
-        not (demo.directory() / "model.safetensors").exists(),
-        reason="the embedded model's weights are not here",
-    ),
+    pytest.mark.skipif(not WEIGHTS.exists(), reason="the embedded model's weights are not here"),
 ]
 
 

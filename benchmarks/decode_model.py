@@ -16,8 +16,8 @@ from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage
 from ftagent.engine.context.recurrent import StatePool, StateShape
 from ftagent.engine.device.decode import DecodeExperts, DecodeModel, DecodeStep
 from ftagent.engine.device.dense import AttentionStep, DeltaStep, LayerStep, MoeStep, Norm
+from ftagent.engine.kernels.delta_shape import DeltaShape
 from ftagent.engine.kernels.gpu.attention import AttentionSpec
-from ftagent.engine.kernels.gpu.delta import DeltaSpec
 from ftagent.engine.kernels.gpu.device import describe
 from ftagent.engine.kernels.gpu.expert_plan import StepTables, plan_experts
 from ftagent.engine.kernels.gpu.route import RouteSpec
@@ -35,7 +35,7 @@ class StepShape:
     layers: int
     hidden: int
     attention: AttentionSpec
-    delta: DeltaSpec | None
+    delta: DeltaShape | None
     experts: int
     per_token: int
     intermediate: int
@@ -59,10 +59,10 @@ SHAPES = {
     ),
     "35b": StepShape(
         24, 2048, AttentionSpec(16, 2, 256, 64, 256**-0.5, EPS, True),
-        DeltaSpec(16, 32, 128, 128, 4, EPS), 256, 8, 512, 512, 151_936, 384,
+        DeltaShape(16, 32, 128, 128, 4, EPS), 256, 8, 512, 512, 151_936, 384,
     ),
     "tiny": StepShape(
-        2, 64, AttentionSpec(4, 2, 16, 8, 0.25, EPS, True), DeltaSpec(1, 2, 16, 8, 4, EPS),
+        2, 64, AttentionSpec(4, 2, 16, 8, 0.25, EPS, True), DeltaShape(1, 2, 16, 8, 4, EPS),
         8, 2, 8, 16, 70, 12, period=2,
     ),
 }  # fmt: skip
@@ -90,7 +90,7 @@ class Maker:
         norms = torch.rand(spec.heads + spec.kv_heads, spec.head_dim, device=self.device) + 0.5
         return AttentionStep(self.norm(shape.hidden), into, out, norms, spec, layer)
 
-    def delta(self, shape: StepShape, spec: DeltaSpec, layer: int) -> DeltaStep:
+    def delta(self, shape: StepShape, spec: DeltaShape, layer: int) -> DeltaStep:
         return DeltaStep(
             norm=self.norm(shape.hidden),
             into=self.weight(spec.width, shape.hidden),

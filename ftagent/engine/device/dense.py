@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from ftagent.engine.kernels.delta_shape import DeltaShape
 from ftagent.engine.kernels.gpu.attention import AttentionSpec
-from ftagent.engine.kernels.gpu.delta import DeltaSpec
 from ftagent.engine.kernels.gpu.route import RouteSpec
 from ftagent.engine.models.decoder import Block, Weights
 from ftagent.engine.models.gated_delta_net import GatedDeltaNet
@@ -49,7 +49,7 @@ class DeltaStep(NamedTuple):
     rate: torch.Tensor  # float32 [value heads]
     bias: torch.Tensor  # float32 [value heads]
     gate_norm: Norm  # over a value head
-    spec: DeltaSpec
+    spec: DeltaShape
     state_layer: int
 
 
@@ -110,7 +110,7 @@ def _mixer(block: Block, rope: Rope, window: int) -> AttentionStep | DeltaStep:
         rate=mixer.rate,
         bias=mixer.bias,
         gate_norm=_norm(mixer.norm),
-        spec=DeltaSpec(*mixer.shape, mixer.norm.eps),
+        spec=mixer.shape,
         state_layer=mixer.state_layer,
     )
 

@@ -9,6 +9,7 @@ from math import log
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ftagent.engine.kernels.delta_shape import DeltaShape
 from ftagent.engine.kernels.swiglu import Swiglu
 from ftagent.errors import LoadFailed
 
@@ -17,29 +18,6 @@ KERNEL_HEADS = range(16, 257, 8)  # sizes of heads that `kernels.gpu.attention` 
 KERNEL_GROUP = 16  # and query heads on one KV head, at most
 RING_UNIT = 64  # tokens: a ring of whole pages is read as these are
 ROPE_KINDS = ("default", "mrope", "linear", "llama3", "yarn")
-
-
-class LinearShape(NamedTuple):
-    """Gated delta net: key heads, value heads, sizes of their vectors, convolution width."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-
-    @property
-    def keys(self) -> int:
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution: q, k and v together."""
-        return 2 * self.keys + self.values
 
 
 class IndexShape(NamedTuple):
@@ -150,7 +128,7 @@ class ModelConfig:
     dense_intermediate: int = 0
     centred_norm: bool = False  # norms multiply by 1 + weight
     gated_attention: bool = False
-    linear: LinearShape | None = None
+    linear: DeltaShape | None = None
     delta_by_key_head: bool = False  # linear layers store q, k, v, z of each key head together, and b, a
     query_key_norm: QueryKeyNorm = "head"  # of each head, of all heads together, or not at all
     qkv_bias: bool = False
@@ -305,14 +283,15 @@ class ConfigFile:
             raise LoadFailed(f"{self.path}: mlp_layer_types must name {layers} layers of dense, sparse")
         return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
-    def linear_shape(self) -> LinearShape:
+    def linear_shape(self) -> DeltaShape:
         """The gated delta net of Qwen3-Next and its successors."""
-        return LinearShape(
+        return DeltaShape(
             key_heads=self.positive("linear_num_key_heads", 16),
             value_heads=self.positive("linear_num_value_heads", 32),
             key_dim=self.positive("linear_key_head_dim", 128),
             value_dim=self.positive("linear_value_head_dim", 128),
             kernel=self.positive("linear_conv_kernel_dim", 4),
+            eps=self.number("rms_norm_eps", 1e-6),
         )
 
     def hybrid_kinds(self, layers: int) -> tuple[LayerKind, ...]:

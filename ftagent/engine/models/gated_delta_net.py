@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from ftagent.engine.context.recurrent import StatePool, StateShape
 from ftagent.engine.kernels.delta_rule import DeltaInputs, chunked, recurrent_step, unit_length
+from ftagent.engine.kernels.delta_shape import DeltaShape
 from ftagent.engine.kernels.linear import project
 from ftagent.engine.models.batch import Batch
-from ftagent.engine.models.config import LinearShape, ModelConfig
+from ftagent.engine.models.config import ModelConfig
 from ftagent.engine.models.layers import RmsNorm
 from ftagent.engine.weights.source import Source
 
@@ -28,7 +29,7 @@ def state_shape(config: ModelConfig) -> StateShape:
     return StateShape(layers, linear.kernel - 1, linear.channels, heads, key_dim, value_dim)
 
 
-def _projections(config: ModelConfig, shape: LinearShape, source: Source, prefix: str) -> torch.Tensor:
+def _projections(config: ModelConfig, shape: DeltaShape, source: Source, prefix: str) -> torch.Tensor:
     """[q | k | v | z | b | a, hidden] out of the family's tensors."""
     order = None
     sizes = {"qkv": shape.channels, "z": shape.values, "b": shape.value_heads, "a": shape.value_heads}
@@ -39,7 +40,7 @@ def _projections(config: ModelConfig, shape: LinearShape, source: Source, prefix
     return source.joined(parts, config.hidden, order)
 
 
-def _out_of_key_heads(shape: LinearShape) -> torch.Tensor:
+def _out_of_key_heads(shape: DeltaShape) -> torch.Tensor:
     """Stored rows in the order q, k, v, z, b, a. Stored are, for each key head, its q and k, v and z of its
     value heads; then for each key head b and a of its value heads.
     """
@@ -55,7 +56,7 @@ class GatedDeltaNet:
     """One linear-attention layer; `state_layer` is its index among the linear layers."""
 
     def __init__(
-        self, shape: LinearShape, config: ModelConfig, source: Source, prefix: str, state_layer: int
+        self, shape: DeltaShape, config: ModelConfig, source: Source, prefix: str, state_layer: int
     ) -> None:
         hidden, channels, heads = config.hidden, shape.channels, shape.value_heads
         self.shape = shape
@@ -67,7 +68,7 @@ class GatedDeltaNet:
         self.rate = -source.dense(prefix + "A_log", heads, dtype=torch.float32).exp()
         self.bias = source.dense(prefix + "dt_bias", heads, dtype=torch.float32)
         self.norm = RmsNorm(
-            source.dense(prefix + "norm.weight", shape.value_dim, dtype=torch.float32), config.eps
+            source.dense(prefix + "norm.weight", shape.value_dim, dtype=torch.float32), shape.eps
         )
         self.out = source.dense(prefix + "out_proj.weight", hidden, shape.values)
 

@@ -18,7 +18,6 @@ from ftagent.engine.experts.routed import RoutedExperts
 from ftagent.engine.kernels.attention import attend_all, attend_causal, attend_window, join
 from ftagent.engine.kernels.experts import gated
 from ftagent.engine.kernels.gpu.attention import AttentionSpec
-from ftagent.engine.kernels.gpu.delta import DeltaSpec
 from ftagent.engine.kernels.gpu.delta_rows import delta_rows, gated_norm
 from ftagent.engine.kernels.gpu.norm import rms_norm
 from ftagent.engine.kernels.gpu.rope import qk_norm_rope
@@ -156,7 +155,7 @@ def _attend(layer: Attention, query: torch.Tensor, span: Span, kv: KvStorage) ->
 
 def mix_delta(layer: GatedDeltaNet, x: torch.Tensor, batch: Batch, states: StatePool) -> torch.Tensor:
     """The gated delta net layer on normed rows x [rows, H], which are overwritten with the result."""
-    spec = DeltaSpec(*layer.shape, eps=layer.norm.eps)
+    spec = layer.shape
     conv, recurrent = states.conv[layer.state_layer], states.recurrent[layer.state_layer]
     exact = x.dtype == torch.float32
     for span in batch.spans:

@@ -12,46 +12,16 @@ that the kernel that wrote a state has finished when the other of the two lets a
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
+from ftagent.engine.kernels.delta_shape import DeltaShape
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 
 CHANNELS = 256  # of one program of `_convolve`
 STEP_WARPS = 4  # of a program of `_step`
 LENGTH_FLOOR = tl.constexpr(1e-6)  # as in kernels.delta_rule.unit_length
-
-
-class DeltaSpec(NamedTuple):
-    """Shape of the layer: heads, sizes of their vectors, width of the convolution, eps of the gated norm."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    eps: float
-
-    @property
-    def keys(self) -> int:
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution: q, k and v together."""
-        return 2 * self.keys + self.values
-
-    @property
-    def width(self) -> int:
-        """Columns of the projection: q | k | v | z | b | a."""
-        return self.channels + self.values + 2 * self.value_heads
 
 
 @triton.jit
@@ -140,7 +110,7 @@ def _step(  # noqa: PLR0913
 
 def delta_decode(  # noqa: PLR0913
     flat: torch.Tensor,
-    spec: DeltaSpec,
+    spec: DeltaShape,
     taps: torch.Tensor,
     rate: torch.Tensor,
     bias: torch.Tensor,

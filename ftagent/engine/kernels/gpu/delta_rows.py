@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from ftagent.engine.kernels.delta_rule import DeltaInputs
-from ftagent.engine.kernels.gpu.delta import LENGTH_FLOOR, DeltaSpec, sigmoid, silu, softplus
+from ftagent.engine.kernels.delta_shape import DeltaShape
+from ftagent.engine.kernels.gpu.delta import LENGTH_FLOOR, sigmoid, silu, softplus
 from ftagent.engine.kernels.gpu.launch import launch, let_next_start, wait_for_inputs
 
 ROWS = 16  # tokens of one program; the convolution reads kernel - 1 more
@@ -98,7 +99,7 @@ def _gated_norm(  # noqa: PLR0913
 
 def delta_rows(
     flat: torch.Tensor,
-    spec: DeltaSpec,
+    spec: DeltaShape,
     taps: torch.Tensor,
     rate: torch.Tensor,
     bias: torch.Tensor,
@@ -144,7 +145,7 @@ def delta_rows(
     )
 
 
-def gated_norm(found: torch.Tensor, flat: torch.Tensor, spec: DeltaSpec, norm: torch.Tensor) -> torch.Tensor:
+def gated_norm(found: torch.Tensor, flat: torch.Tensor, spec: DeltaShape, norm: torch.Tensor) -> torch.Tensor:
     """rmsnorm(found) * norm * silu(z) of the rule's result `found` float32 [n, value heads, dv].
 
     z is taken from `flat`, as for `delta_rows`; norm float32 [dv]. Returns T [n, value heads * dv], the dtype

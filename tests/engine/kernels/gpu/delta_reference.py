@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ftagent.engine.kernels.delta_rule import DeltaInputs, recurrent_step
-from ftagent.engine.kernels.gpu.delta import DeltaSpec
+from ftagent.engine.kernels.delta_shape import DeltaShape
 
 
 class Layer(NamedTuple):
@@ -20,7 +20,7 @@ class Layer(NamedTuple):
     norm: torch.Tensor
 
 
-def random_layer(spec: DeltaSpec, device: torch.device) -> Layer:
+def random_layer(spec: DeltaShape, device: torch.device) -> Layer:
     return Layer(
         torch.randn(spec.kernel, spec.channels, device=device) * 0.5,
         -torch.rand(spec.value_heads, device=device).mul(3).exp(),
@@ -34,7 +34,7 @@ def unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(
-    flat: torch.Tensor, spec: DeltaSpec, layer: Layer, conv: torch.Tensor
+    flat: torch.Tensor, spec: DeltaShape, layer: Layer, conv: torch.Tensor
 ) -> tuple[DeltaInputs, torch.Tensor]:
     """Rows of the rule for the tokens of one request, one key for each value head, and the last inputs."""
     flat, conv, layer = flat.double(), conv.double(), Layer(*(part.double() for part in layer))
@@ -71,7 +71,7 @@ def token_by_token(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tens
     return torch.cat(out), states
 
 
-def normed(found: torch.Tensor, flat: torch.Tensor, spec: DeltaSpec, layer: Layer) -> torch.Tensor:
+def normed(found: torch.Tensor, flat: torch.Tensor, spec: DeltaShape, layer: Layer) -> torch.Tensor:
     """Rows of the output projection, [n, values], from the rule's result [n, heads, dv]."""
     wide = found.double()
     z = flat[:, spec.channels : spec.channels + spec.values].double().view_as(wide)

@@ -7,7 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftagent.engine.kernels.gpu.delta import CHANNELS, DeltaSpec, delta_decode
+from ftagent.engine.kernels.delta_shape import DeltaShape
+from ftagent.engine.kernels.gpu.delta import CHANNELS, delta_decode
 from tests.engine.kernels.compiling import CAPABILITIES, Case, assert_no_spills, cuobjdump
 from tests.engine.kernels.gpu.delta_reference import Layer, normed, random_layer, rows_of, token_by_token
 
@@ -18,11 +19,11 @@ EPS = 1e-6
 
 specs = st.sampled_from(
     [
-        DeltaSpec(2, 4, 16, 8, 4, EPS),
-        DeltaSpec(1, 3, 12, 24, 4, EPS),
-        DeltaSpec(2, 2, 64, 16, 3, EPS),
-        DeltaSpec(1, 2, 128, 128, 4, EPS),
-        DeltaSpec(3, 6, 8, 40, 2, EPS),
+        DeltaShape(2, 4, 16, 8, 4, EPS),
+        DeltaShape(1, 3, 12, 24, 4, EPS),
+        DeltaShape(2, 2, 64, 16, 3, EPS),
+        DeltaShape(1, 2, 128, 128, 4, EPS),
+        DeltaShape(3, 6, 8, 40, 2, EPS),
     ]
 )
 
@@ -31,7 +32,7 @@ class Step:
     """The tensors of a decode step; states of other slots are random, outputs and scratch are NaN."""
 
     def __init__(
-        self, spec: DeltaSpec, batch: int, live: int, dtype: torch.dtype, device: torch.device
+        self, spec: DeltaShape, batch: int, live: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.spec, self.batch, self.live = spec, batch, live
         self.layer = random_layer(spec, device)
@@ -93,7 +94,7 @@ def test_a_step_equals_the_layer_written_out(
 
 def test_a_row_gives_the_same_bits_in_any_company(device: torch.device) -> None:
     torch.manual_seed(3)
-    step = Step(DeltaSpec(2, 4, 16, 8, 4, EPS), 4, 4, torch.float32, device)
+    step = Step(DeltaShape(2, 4, 16, 8, 4, EPS), 4, 4, torch.float32, device)
     conv, recurrent = step.conv.clone(), step.recurrent.clone()
     together = step.run().clone()
     for row in range(4):
@@ -107,7 +108,7 @@ def test_a_row_gives_the_same_bits_in_any_company(device: torch.device) -> None:
 
 def test_many_steps_follow_the_recurrence(device: torch.device) -> None:
     torch.manual_seed(4)
-    step = Step(DeltaSpec(1, 2, 16, 16, 4, EPS), 1, 1, torch.float32, device)
+    step = Step(DeltaShape(1, 2, 16, 16, 4, EPS), 1, 1, torch.float32, device)
     slot = int(step.slots[0])
     flat = torch.randn(20, step.spec.width, device=device)
     inputs, last = rows_of(flat, step.spec, step.layer, step.conv[slot])
@@ -121,7 +122,7 @@ def test_many_steps_follow_the_recurrence(device: torch.device) -> None:
 
 
 def cases() -> list[Case]:
-    spec = DeltaSpec(16, 32, 128, 128, 4, EPS)
+    spec = DeltaShape(16, 32, 128, 128, 4, EPS)
     convolve = Case(
         MODULE, "_convolve", ("*fp32", "*fp32", "*fp32", "*i32", "*fp32", "*i32", "i32"),
         {"KERNEL": spec.kernel, "SIZE": spec.channels, "BLOCK": CHANNELS}, 2,

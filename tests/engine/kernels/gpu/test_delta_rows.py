@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftagent.engine.kernels.gpu.delta import DeltaSpec
+from ftagent.engine.kernels.delta_shape import DeltaShape
 from ftagent.engine.kernels.gpu.delta_rows import ROWS, delta_rows, gated_norm
 from tests.engine.kernels.compiling import CAPABILITIES, Case, assert_no_spills, cuobjdump
 from tests.engine.kernels.gpu.delta_reference import normed, random_layer, rows_of
@@ -20,11 +20,11 @@ EPS = 1e-6
 
 specs = st.sampled_from(
     [
-        DeltaSpec(2, 4, 16, 8, 4, EPS),
-        DeltaSpec(1, 3, 12, 24, 4, EPS),
-        DeltaSpec(2, 2, 64, 16, 3, EPS),
-        DeltaSpec(1, 2, 128, 128, 4, EPS),
-        DeltaSpec(3, 3, 8, 40, 2, EPS),
+        DeltaShape(2, 4, 16, 8, 4, EPS),
+        DeltaShape(1, 3, 12, 24, 4, EPS),
+        DeltaShape(2, 2, 64, 16, 3, EPS),
+        DeltaShape(1, 2, 128, 128, 4, EPS),
+        DeltaShape(3, 3, 8, 40, 2, EPS),
     ]
 )
 
@@ -56,7 +56,7 @@ def test_rows_equal_the_layer_written_out(
 @pytest.mark.parametrize("cuts", [(0, 1, 2, 5, 40), (0, 17, 40), (0, 38, 39, 40)])
 def test_pieces_give_the_rows_of_the_whole(cuts: tuple[int, ...], device: torch.device) -> None:
     torch.manual_seed(len(cuts))
-    spec = DeltaSpec(2, 4, 16, 8, 4, EPS)
+    spec = DeltaShape(2, 4, 16, 8, 4, EPS)
     layer = random_layer(spec, device)
     flat = torch.randn(40, spec.width, device=device)
     start = torch.randn(spec.kernel - 1, spec.channels, device=device)
@@ -69,8 +69,8 @@ def test_pieces_give_the_rows_of_the_whole(cuts: tuple[int, ...], device: torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", [DeltaSpec(2, 4, 16, 8, 4, EPS), DeltaSpec(1, 3, 12, 24, 4, 1e-3)])
-def test_gated_norm(spec: DeltaSpec, dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("spec", [DeltaShape(2, 4, 16, 8, 4, EPS), DeltaShape(1, 3, 12, 24, 4, 1e-3)])
+def test_gated_norm(spec: DeltaShape, dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(5)
     layer = random_layer(spec, device)
     flat = torch.randn(21, spec.width, device=device).to(dtype)

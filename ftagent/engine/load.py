@@ -74,6 +74,7 @@ class Opened:
     device: torch.device
     names: tuple[ExpertNames | StoredRows, ...]  # per MoE layer
     formats: tuple[ExpertFormat, ...]  # as stored
+    dense: int  # bytes of all weights but the routed experts, in the dtypes that they are computed in
     meter: LoadMeter = field(default_factory=LoadMeter)
 
     @property
@@ -110,17 +111,22 @@ def open_model(
     options: EngineOptions,
     dtype: torch.dtype | None = None,
     progress: LoadProgress | None = None,
+    device: torch.device | None = None,
 ) -> Opened:
-    """Check everything that can be checked before memory is taken. Raises as `load_runner` does."""
+    """Check everything that can be checked before memory is taken. `device` is where the model is to run, be
+    it there or not (default: as `options` say). Raises as `load_runner` does.
+    """
     config = model_config(directory)
-    device = _able(config, choose_device(options.device, parameters(config)), options.device)
+    device = _able(config, device or choose_device(options.device, parameters(config)), options.device)
     meter = LoadMeter(progress)
     meter.tell(LoadState("checking"))
     checkpoint = open_weights(directory, options.verify_weights)
     prefix = find_prefix(checkpoint)
     compute = dtype or (torch.float32 if _is_small(parameters(config)) else torch.bfloat16)
-    names, formats = _check(config, checkpoint, prefix, compute)
-    return Opened(directory, options, config, checkpoint, prefix, compute, device, names, formats, meter)
+    names, formats, dense = _check(config, checkpoint, prefix, compute)
+    return Opened(
+        directory, options, config, checkpoint, prefix, compute, device, names, formats, dense, meter
+    )
 
 
 def choose_device(asked: str, weights: int) -> torch.device:
@@ -173,7 +179,7 @@ def model_sizes(opened: Opened, banks: tuple[ExpertFormat, ...]) -> ModelSizes:
     config, dtype, shape = opened.config, opened.dtype, opened.shape
     experts = len(opened.names) * config.experts
     return ModelSizes(
-        dense=(parameters(config) - experts * shape.weights()) * dtype.itemsize,
+        dense=opened.dense,
         experts=experts,
         per_token=config.experts_per_token,
         slot_bytes=slot_bytes(shape, dtype.itemsize),
@@ -188,6 +194,21 @@ def model_sizes(opened: Opened, banks: tuple[ExpertFormat, ...]) -> ModelSizes:
         vocab=config.vocab,
         itemsize=dtype.itemsize,
         shared=all(stored.dtype == dtype for stored in banks),
+    )
+
+
+def device_formats(opened: Opened) -> tuple[ExpertFormat, ...]:
+    """How the banks of a device hold experts: what is stored otherwise is converted once."""
+    return tuple(ExpertFormat(opened.dtype) for _ in opened.formats)
+
+
+def record_sizes(opened: Opened) -> ExpertSizes:
+    """The experts as a device's banks hold them, as the measured figures of a machine are asked for."""
+    return ExpertSizes(
+        opened.config.hidden,
+        opened.config.expert_intermediate,
+        str(opened.dtype).removeprefix("torch."),
+        row_bytes(opened.shape, ExpertFormat(opened.dtype)),
     )
 
 
@@ -206,15 +227,15 @@ def _is_small(weights: int) -> bool:
 
 def _check(
     config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype
-) -> tuple[tuple[ExpertNames | StoredRows, ...], tuple[ExpertFormat, ...]]:
+) -> tuple[tuple[ExpertNames | StoredRows, ...], tuple[ExpertFormat, ...], int]:
     """Check every tensor's presence, shape and format from the headers; say where and how the experts of each
-    MoE layer are stored.
+    MoE layer are stored, and how many bytes all else will take.
     """
     checker = Checker(checkpoint, prefix, dtype)
     build_weights(config, checker)
     if isinstance(checkpoint, FtwCheckpoint):
         checker.finish()
-        return _stored(config, checkpoint)
+        return *_stored(config, checkpoint), checker.bytes
     block, parts, _, interleaved = config.moe_names
     names = tuple(
         find_names(checkpoint, prefix, layer, block, parts, interleaved=interleaved)
@@ -223,7 +244,8 @@ def _check(
     for layer_names in names:
         check_experts(checker, layer_names, config.experts, expert_shape(config))
     checker.finish()
-    return names, tuple(stored_format(checkpoint, layer_names, config.experts) for layer_names in names)
+    formats = tuple(stored_format(checkpoint, layer_names, config.experts) for layer_names in names)
+    return names, formats, checker.bytes
 
 
 def _stored(
@@ -256,7 +278,7 @@ def build_device(opened: Opened) -> DeviceRunner:
     Kernels are compiled and the decode chains captured while the banks fill. Raises LoadFailed when the
     device has less room than was planned with; nothing is left behind then.
     """
-    formats = tuple(ExpertFormat(opened.dtype) for _ in opened.formats)  # what is stored is converted once
+    formats = device_formats(opened)
     sizes = model_sizes(opened, formats)
     plan = _plan_device(opened, sizes)
     try:
@@ -325,14 +347,9 @@ def _device_plan(opened: Opened, plan: Plan) -> DevicePlan:
     from ftagent.engine.device.build import DevicePlan
 
     config, options = opened.config, opened.options
-    item = ExpertFormat(opened.dtype)
-    sizes = ExpertSizes(
-        config.hidden,
-        config.expert_intermediate,
-        str(opened.dtype).removeprefix("torch."),
-        row_bytes(opened.shape, item),
+    found = calibrate(
+        record_sizes(opened), opened.device.index or 0 if opened.device.type == "cuda" else None
     )
-    found = calibrate(sizes, opened.device.index or 0 if opened.device.type == "cuda" else None)
     active = parameters(config, active=True)
     return DevicePlan(
         context=plan.context,

@@ -2,13 +2,13 @@
 neither torch nor files.
 
 The context asked for is served first, the rest goes to experts. A plan that does not fit is refused with need
-and have, pool by pool, before a byte of the model is read.
+and have, pool by pool, before a byte of the model is read; `draft_cpu` and `draft_device` give it anyway.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ftagent.engine.context.keeping import NOTHING, Kept, kept_for_device, kept_on_cpu
 from ftagent.engine.experts.sizing import slots_from_option
@@ -54,11 +54,28 @@ class ModelSizes:
     shared: bool = False  # slots may be views of the banks (CPU, stored in the compute dtype)
 
 
+Kind = Literal[
+    "dense",
+    "kv",
+    "states",
+    "slots",
+    "staging",
+    "prefill",
+    "decode",
+    "copies",
+    "cuda",
+    "banks",
+    "process",
+    "kept",
+]
+
+
 class Pool(NamedTuple):
-    """Memory for one purpose."""
+    """Memory for one purpose: `name` says it to people, with what it is sized for."""
 
     name: str
     bytes: int
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +94,17 @@ class Plan:
     kept: Kept = NOTHING
     copies_bytes: int = 0  # of the buffer through which kept prompts pass
     host: tuple[Pool, ...] = ()
+    have: int | None = None  # bytes of the device that may be used; None on the CPU without a bound
+    host_have: int = 0  # and of the host's memory
+    refusals: tuple[str, ...] = ()  # what does not fit, a line each; a model is loaded only without
 
     @property
     def device_bytes(self) -> int:
         return _sum(self.pools)
+
+    @property
+    def host_bytes(self) -> int:
+        return _sum(self.host)
 
 
 def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -> Plan:
@@ -89,14 +113,19 @@ def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -
 
     Raises LoadFailed when the model does not fit, ConfigError for an option that cannot be honoured.
     """
+    return _fitting(draft_cpu(sizes, options, free, where))
+
+
+def draft_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -> Plan:
+    """As `plan_cpu`, but a plan that does not fit is given too, and says so."""
     context = _asked_context(sizes, options) or min(sizes.context, DEFAULT_CONTEXT)
     pages = context_pages = -(-context // sizes.page_tokens)
     have, vram = option_bytes("ram", options.ram), option_bytes("vram", options.vram)
     have = free * 9 // 10 if have is None else have
     fixed = (
-        Pool("dense weights", sizes.dense),
-        Pool(f"KV of {context} tokens", context_pages * sizes.page_bytes),
-        Pool("states", options.max_running * sizes.state_bytes),
+        Pool("dense weights", sizes.dense, "dense"),
+        Pool(f"KV of {context} tokens", context_pages * sizes.page_bytes, "kv"),
+        Pool("states", options.max_running * sizes.state_bytes, "states"),
     )
     device = _sum(fixed)
     need = sizes.bank_bytes + device
@@ -109,16 +138,21 @@ def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -
         fitting = min(fitting, (vram - device) // slot)
     slots = _slots(sizes, options, fitting)
     pools = (*fixed, _slot_pool(sizes, slots))
-    if vram is not None:
-        _must_fit(where, "device memory (vram)", pools, vram, _LESS)
-    host: tuple[Pool, ...] = (*fixed, Pool("experts", sizes.bank_bytes))
+    refusals = () if vram is None else _refusals(where, "device memory (vram)", pools, vram, _LESS)
+    host: tuple[Pool, ...] = (*fixed, Pool("experts", sizes.bank_bytes, "banks"))
     host = host if sizes.shared else (*host, pools[-1])
     kept = kept_on_cpu(options.anchors, sizes.state_bytes, have - _sum(host))
     if options.anchors is not None:  # else it takes what is left
-        host = (*host, Pool("kept prompts", kept.total(sizes.state_bytes)))
-    _must_fit(where, "memory", host, have, _LESS)
-    mode = choose_mode(options.mode, slots, sizes.experts)
-    return Plan(context, pages, mode, slots, pools, kept=kept, host=host)
+        host = (*host, Pool("kept prompts", kept.total(sizes.state_bytes), "kept"))
+    refusals += _refusals(where, "memory", host, have, _less_host(sizes, have, _LESS))
+    return Plan(
+        *(context, pages, _mode(options, slots, sizes, refusals), slots, pools),
+        kept=kept,
+        host=host,
+        have=vram,
+        host_have=have,
+        refusals=refusals,
+    )
 
 
 def plan_device(sizes: ModelSizes, options: EngineOptions, free: int, host_free: int, where: str) -> Plan:
@@ -127,59 +161,55 @@ def plan_device(sizes: ModelSizes, options: EngineOptions, free: int, host_free:
 
     Raises LoadFailed when the model does not fit, ConfigError for an option that cannot be honoured.
     """
+    return _fitting(draft_device(sizes, options, free, host_free, where))
+
+
+def draft_device(sizes: ModelSizes, options: EngineOptions, free: int, host_free: int, where: str) -> Plan:
+    """As `plan_device`, but a plan that does not fit is given too, and says so."""
     have = _device_budget(options, free)
     context = _asked_context(sizes, options)
     copies = max(COPIES_BYTES, sizes.state_bytes)
     fixed: tuple[Pool, ...] = (
-        Pool("dense weights", sizes.dense),
-        Pool("states", options.max_running * sizes.state_bytes),
-        Pool("copies of kept prompts", copies),
-        Pool("decode", DECODE_BYTES + 2 * 4 * options.max_running * sizes.vocab),
-        Pool("CUDA", RESERVE_BYTES),
+        Pool("dense weights", sizes.dense, "dense"),
+        Pool("states", options.max_running * sizes.state_bytes, "states"),
+        Pool("copies of kept prompts", copies, "copies"),
+        Pool("decode", DECODE_BYTES + 2 * 4 * options.max_running * sizes.vocab, "decode"),
+        Pool("CUDA", RESERVE_BYTES, "cuda"),
     )
     room = have - _sum(fixed)
     chunk = options.chunk_tokens or _chunk(sizes, room, context or sizes.context)
     staging = _staging(sizes, room)
-    prefill = Pool(f"prefill of {chunk} tokens", prefill_bytes(sizes, chunk))
-    fixed = (*fixed, Pool("staging", staging * sizes.slot_bytes), prefill)
+    prefill = Pool(f"prefill of {chunk} tokens", prefill_bytes(sizes, chunk), "prefill")
+    fixed = (*fixed, Pool("staging", staging * sizes.slot_bytes, "staging"), prefill)
     room = have - _sum(fixed)
     context = context or _default_context(sizes, room)
     pages = -(-context // sizes.page_tokens)
-    kv = Pool(f"KV of {context} tokens", pages * sizes.page_bytes)
-    slots = _slots(sizes, options, (room - kv.bytes) // max(sizes.slot_bytes, 1))
-    least = 0 if options.mode == "cpu" else min(sizes.per_token, sizes.experts)
-    if options.experts is not None and slots < least:
-        raise ConfigError(f"experts: {slots} slots are fewer than the {least} experts of one token")
-    slots = max(slots, least)
+    kv = _kv_pool(sizes, pages, context)
+    slots = _device_slots(sizes, options, (room - kv.bytes) // max(sizes.slot_bytes, 1))
     pools = (*fixed, kv, _slot_pool(sizes, slots))
-    _must_fit(where, "device memory (vram)", pools, have, _LESS_DEVICE)
-    if slots == sizes.experts:  # what experts leave goes to more requests at once
+    refusals = _refusals(where, "device memory (vram)", pools, have, _LESS_DEVICE)
+    if slots == sizes.experts and not refusals:  # what experts leave goes to more requests at once
         spare = (have - _sum(pools)) // max(sizes.page_bytes, 1)
         pages += min(spare, pages * (options.max_running - 1))
-        pools = (
-            *fixed,
-            Pool(f"KV of {pages * sizes.page_tokens} tokens", pages * sizes.page_bytes),
-            pools[-1],
-        )
-    kept, host = _plan_host(sizes, options, host_free, where)
-    mode = choose_mode(options.mode, slots, sizes.experts)
-    return Plan(context, pages, mode, slots, pools, chunk, staging, kept, copies, host)
-
-
-def _plan_host(
-    sizes: ModelSizes, options: EngineOptions, free: int, where: str
-) -> tuple[Kept, tuple[Pool, ...]]:
-    """Host memory of a device's runner: experts and the process, then kept prompts."""
+        pools = (*fixed, _kv_pool(sizes, pages, pages * sizes.page_tokens), pools[-1])
     ram = option_bytes("ram", options.ram)
-    have = free if ram is None else ram
-    host: tuple[Pool, ...] = (Pool("experts", sizes.bank_bytes), Pool("process", HOST_RESERVE_BYTES))
+    host_have = host_free if ram is None else ram
+    kept, host = _plan_host(sizes, options, host_have)
+    refusals += _refusals(where, "memory", host, host_have, _remedy(sizes, options, host_have))
+    mode = _mode(options, slots, sizes, refusals)
+    return Plan(
+        *(context, pages, mode, slots, pools, chunk, staging, kept, copies, host, have, host_have, refusals)
+    )
+
+
+def _plan_host(sizes: ModelSizes, options: EngineOptions, have: int) -> tuple[Kept, tuple[Pool, ...]]:
+    """Host memory of a device's runner: experts and the process, then kept prompts."""
+    host: tuple[Pool, ...] = (
+        Pool("experts", sizes.bank_bytes, "banks"),
+        Pool("process", HOST_RESERVE_BYTES, "process"),
+    )
     kept = kept_for_device(options.anchors, sizes.state_bytes, have - _sum(host))
-    host = (*host, Pool("kept prompts", kept.total(sizes.state_bytes)))
-    remedy = "use a model with smaller experts"
-    if options.anchors is not None:
-        remedy = f"keep fewer prompts (--anchors), or {remedy}"
-    _must_fit(where, "memory", host, have, remedy)
-    return kept, host
+    return kept, (*host, Pool("kept prompts", kept.total(sizes.state_bytes), "kept"))
 
 
 def prefill_bytes(sizes: ModelSizes, tokens: int) -> int:
@@ -232,14 +262,38 @@ _LESS = "ask for a shorter context or fewer experts in slots"
 _LESS_DEVICE = "allow more (--vram), or ask for a shorter context (--context) or fewer experts (--experts)"
 
 
-def _must_fit(where: str, what: str, pools: tuple[Pool, ...], have: int, remedy: str) -> None:
+def _remedy(sizes: ModelSizes, options: EngineOptions, have: int) -> str:
+    """What to do when the host's memory does not hold a device's experts and kept prompts."""
+    remedy = _less_host(sizes, have, "use a model with smaller experts")
+    return remedy if options.anchors is None else f"keep fewer prompts (--anchors), or {remedy}"
+
+
+def _less_host(sizes: ModelSizes, have: int, remedy: str) -> str:
+    """`remedy`, or more where even the experts alone are more than the host `have`s."""
+    if sizes.bank_bytes <= have:
+        return remedy
+    return "all experts must be in memory, since experts on disk are not supported yet: use a smaller model"
+
+
+def _refusals(where: str, what: str, pools: tuple[Pool, ...], have: int, remedy: str) -> tuple[str, ...]:
+    """Why `pools` are not taken: nothing, or one line."""
     need = _sum(pools)
     if need <= have:
-        return
-    raise LoadFailed(
-        f"{where}: needs {need / GIB:.3f} GiB of {what}, {have / GIB:.3f} GiB may be used ({_parts(pools)}); "
-        f"{remedy}"
-    )
+        return ()
+    reason = f"{where}: needs {need / GIB:.3f} GiB of {what}, {have / GIB:.3f} GiB may be used"
+    return (f"{reason} ({_parts(pools)}); {remedy}",)
+
+
+def _fitting(plan: Plan) -> Plan:
+    """`plan`, which fits. Raises LoadFailed."""
+    if plan.refusals:
+        raise LoadFailed(plan.refusals[0])
+    return plan
+
+
+def _mode(options: EngineOptions, slots: int, sizes: ModelSizes, refusals: tuple[str, ...]) -> Mode:
+    """See `choose_mode`. Of a plan that does not fit only the refusals count."""
+    return choose_mode("auto" if refusals else options.mode, slots, sizes.experts)
 
 
 def _parts(pools: tuple[Pool, ...]) -> str:
@@ -294,5 +348,18 @@ def _slots(sizes: ModelSizes, options: EngineOptions, fitting: int) -> int:
     return 0 if options.mode == "cpu" else max(min(sizes.experts, fitting), 0)
 
 
+def _device_slots(sizes: ModelSizes, options: EngineOptions, fitting: int) -> int:
+    """As `_slots`, and the experts of one token at least where a device has to compute them."""
+    slots = _slots(sizes, options, fitting)
+    least = 0 if options.mode == "cpu" else min(sizes.per_token, sizes.experts)
+    if options.experts is not None and slots < least:
+        raise ConfigError(f"experts: {slots} slots are fewer than the {least} experts of one token")
+    return max(slots, least)
+
+
 def _slot_pool(sizes: ModelSizes, slots: int) -> Pool:
-    return Pool(f"{slots} expert slots", slots * sizes.slot_bytes)
+    return Pool(f"{slots} expert slots", slots * sizes.slot_bytes, "slots")
+
+
+def _kv_pool(sizes: ModelSizes, pages: int, tokens: int) -> Pool:
+    return Pool(f"KV of {tokens} tokens", pages * sizes.page_bytes, "kv")

@@ -170,12 +170,10 @@ def test_vram_takes_the_context_first_and_gives_the_rest_to_experts(model: Oracl
     assert unbound.experts is not None
     expert = unbound.experts.slot_bytes
     routed = sum(p.numel() for name, p in model.model.named_parameters() if ".experts." in name)
-    matrices = sum(
-        p.numel() for name, p in model.model.named_parameters() if p.dim() > 1 and "conv1d" not in name
-    )
+    weights = sum(p.numel() for p in model.model.parameters())
     pages = 640 // unbound.kv.page_size
     states = unbound.recurrent.conv.nbytes + unbound.recurrent.recurrent.nbytes
-    fixed = 4 * (matrices - routed) + pages * unbound.kv.page_bytes + states
+    fixed = 4 * (weights - routed) + pages * unbound.kv.page_bytes + states
     bound = load_runner(model.directory, EngineOptions(context=640, vram=str(fixed + 5 * expert + 1)))
     assert bound.experts is not None
     assert (bound.kv.total, bound.experts.slots, bound.experts.mode) == (pages, 5, "hybrid")
@@ -271,6 +269,7 @@ def opened_of(model: Oracle, dtype: torch.dtype) -> Opened:
         torch.device("cpu"),
         names,
         formats,
+        dense=0,
     )
 
 

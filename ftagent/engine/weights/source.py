@@ -7,6 +7,7 @@ collects every missing or misshapen tensor from the headers alone, then from a `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Protocol
 
 import torch
@@ -58,8 +59,8 @@ def scale_name(name: str) -> str:
 
 
 class Checker:
-    """Collects `missing` and `problems`, and in `asked` all names in their order; gives tensors that hold no
-    data.
+    """Collects `missing` and `problems`, in `asked` all names in their order, and in `bytes` what the tensors
+    will take; gives tensors that hold no data.
     """
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype) -> None:
@@ -69,6 +70,7 @@ class Checker:
         self.asked: list[str] = []
         self.missing: list[str] = []
         self.problems: list[str] = []
+        self.bytes = 0
 
     def dense(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         self.expect(self._prefix + name, shape)
@@ -85,9 +87,9 @@ class Checker:
         self.expect(_head_name(self._checkpoint), shape)
         return self._blank(shape, self._dtype)
 
-    @staticmethod
-    def _blank(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _blank(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """One number seen as a whole tensor. (The meta device would load torch's compiler.)"""
+        self.bytes += prod(shape) * dtype.itemsize
         return torch.zeros((), dtype=dtype).expand(shape)
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:

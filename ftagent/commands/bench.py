@@ -23,6 +23,7 @@ from ftagent.commands.common import (
 )
 from ftagent.commands.records import record_head
 from ftagent.errors import ConfigError
+from ftagent.hub.store import model_path
 from ftagent.settings import Settings
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _BANDWIDTH_WORDS = {
     "link_queued": "link, 8 experts queued",
     "both_cpu": "both at once: CPU",
     "both_link": "both at once: link",
+    "device_read": "device memory, read by the device",
 }
 
 _REPEATS = click.option(
@@ -161,7 +163,7 @@ def bandwidth(
     from ftagent.engine.machine.bandwidth import BandwidthOptions, bench_bandwidth
     from ftagent.engine.machine.profile import load_profile, merged, store_profile
 
-    sizes = _sizes(settings.model, hidden, intermediate, dtype)
+    sizes = _sizes(model_path(settings.model), hidden, intermediate, dtype)
     index, required = _device_index(settings)
     result = bench_bandwidth(BandwidthOptions(sizes, seconds, settings.threads, index, required=required))
     file = None

@@ -71,7 +71,7 @@ def made_up(options: BandwidthOptions, gpu: Gpu | None) -> BandwidthResult:
         way="native",
         isa="avx512bf16",
         bandwidths=Bandwidths(
-            *(Spread(120.0, 100.0, 130.0, 9),) * 4, *(both,) * 5, ((14, 120.0), (11, 99.0))
+            *(Spread(120.0, 100.0, 130.0, 9),) * 4, *(both,) * 6, ((14, 120.0), (11, 99.0))
         ),
         profile=Profile(
             *(fingerprint(machine, gpu), "2026-12-01", 14, 148_000_000_000),
@@ -131,7 +131,7 @@ def test_without_a_gpu_its_figures_are_null_with_the_reason(asked: Asked, tmp_pa
     found = json.loads(
         run("bandwidth", "--hidden", "8", "--intermediate", "8", "--json", "--no-store", "--device", "cpu")
     )
-    empty = ("link_linear", "link_one", "link_queued", "both_cpu", "both_link")
+    empty = ("link_linear", "link_one", "link_queued", "both_cpu", "both_link", "device_read")
     assert all(found["gb_per_s"][name] is None for name in empty)
     assert found["gb_per_s"]["cpu_one"]["median"] == 120
     assert (found["no_link"], found["profile"], found["gpu"]) == ("no NVIDIA driver is loaded", None, None)
@@ -143,7 +143,7 @@ def test_the_table_names_what_was_measured(asked: Asked) -> None:
     shown = run("bandwidth", "--hidden", "2048", "--intermediate", "768")
     for words in ("9.44 MB", "avx512bf16; 14 threads", "11: 99.0, 14: 120.0", "Card", "100.0 to 130.0"):
         assert words in shown
-    assert shown.count("52.0  51.0 to 53.0") == 5
+    assert shown.count("52.0  51.0 to 53.0") == 6
     asked(None)
     shown = run("bandwidth", "--hidden", "2048", "--intermediate", "768", "--no-store")
     assert shown.count("-  no NVIDIA driver is loaded") == 5

@@ -68,7 +68,8 @@ class Bandwidths:
     `read`: host memory by all threads. `cpu_one`, `cpu_queued`: computing experts for one row, one at a time
     and MOST_JOB at a time; `cpu_rows`: MOST_ROWS rows, weights counted once. `link_linear`: one long copy;
     `link_one`, `link_queued`: experts by the copy engine, waited for one by one and MOST_JOB together.
-    `both_cpu` and `both_link`: both at once. `threads_tried`: GB/s by number of threads.
+    `both_cpu` and `both_link`: both at once. `device_read`: the device's own memory. `threads_tried`: GB/s by
+    number of threads.
     """
 
     read: Spread
@@ -80,6 +81,7 @@ class Bandwidths:
     link_queued: Spread | None
     both_cpu: Spread | None
     both_link: Spread | None
+    device_read: Spread | None
     threads_tried: tuple[tuple[int, float], ...]
 
 
@@ -225,6 +227,7 @@ class _Bench:
         found["rows"] = _computing(self.passes, MOST_JOB, MOST_ROWS)
         if self.link is not None:
             found["linear"] = self.link.linear
+            found["device"] = self.link.device_read
             for count in JOBS:
                 found[f"link{count}"] = self._copying(self.link, count)
             for count in JOBS:
@@ -270,6 +273,7 @@ class _Figures:
             link_queued=self._rate(f"link{MOST_JOB}", MOST_JOB * size) if has_link else None,
             both_cpu=self._rate(queued, MOST_JOB * size) if has_link else None,
             both_link=spread([rate / 1e9 for rate in self._link_rates[queued]]) if has_link else None,
+            device_read=self._device() if has_link else None,
             threads_tried=tried,
         )
 
@@ -292,7 +296,11 @@ class _Figures:
             read_bytes_per_s=max(round(self._rate("read", self._bench.pool.nbytes).median * 1e9), 1),
             link=self._link(),
             cpu=(figures,),
+            device_bytes_per_s=round(self._device().median * 1e9) if self._bench.link else None,
         )
+
+    def _device(self) -> Spread:
+        return self._rate("device", self._bench.pool.nbytes)
 
     def _link(self) -> tuple[LinkFigures, ...]:
         """Beside the CPU the rate is measured and the fixed part is that of the link alone."""

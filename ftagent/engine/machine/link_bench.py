@@ -1,4 +1,5 @@
-"""How fast the copy engine brings experts from host memory to one GPU, waited for or under other work.
+"""How fast the copy engine brings experts from host memory to one GPU, waited for or under other work, and
+how fast the GPU reads its own memory.
 
 Times whole batches from the call to the end that the host sees. Imports torch; knows no model.
 """
@@ -14,6 +15,7 @@ from ftagent.errors import EngineError
 
 IN_FLIGHT = 4  # batches that a busy link has queued: enough that it never waits for the host
 BATCH = 4  # experts of such a batch
+READ_BYTES = 8 * 2**30  # of one measurement of the device's memory: what it costs to start vanishes in it
 _PORTABLE = 1  # cudaHostRegisterPortable
 
 
@@ -26,6 +28,7 @@ class LinkBench:
     def __init__(self, pool: RecordPool, index: int) -> None:
         import torch
 
+        self._torch: Any = torch
         self._cuda: Any = torch.cuda
         self._size = expert_bytes(pool.sizes)
         self._experts = pool.experts
@@ -53,6 +56,16 @@ class LinkBench:
             self._target.copy_(self._whole, non_blocking=True)
         self._stream.synchronize()
         return time.perf_counter() - began
+
+    def device_read(self) -> float:
+        """Seconds in which the device reads as many bytes as the pool has in its own memory."""
+        words, times = self._target.view(self._torch.int64), max(READ_BYTES // len(self._target), 1)
+        began = time.perf_counter()
+        with self._cuda.stream(self._stream):
+            for _ in range(times):
+                words.sum()
+        self._stream.synchronize()
+        return (time.perf_counter() - began) / times
 
     def experts(self, count: int) -> float:
         """Seconds for `count` experts, queued one behind the other and waited for together."""

@@ -96,7 +96,9 @@ class CpuFigures:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All figures of one machine. `threads` computed the experts; `date` is UTC, ISO 8601."""
+    """All figures of one machine. `threads` computed the experts; `date` is UTC, ISO 8601. `read_bytes_per_s`
+    is of host memory, `device_bytes_per_s` of the GPU's own.
+    """
 
     fingerprint: Fingerprint
     date: str
@@ -105,6 +107,7 @@ class Profile:
     link: tuple[LinkFigures, ...] = ()
     cpu: tuple[CpuFigures, ...] = ()
     schema: Literal[1] = 1
+    device_bytes_per_s: Positive | None = None
 
     def link_for(self, piece_bytes: int) -> LinkFigures | None:
         """The figures of the piece size nearest to `piece_bytes` (by ratio); None when there are none."""
@@ -190,13 +193,14 @@ def merged(old: Profile | None, new: Profile) -> Profile:
     return replace(
         new,
         read_bytes_per_s=new.read_bytes_per_s or old.read_bytes_per_s,
+        device_bytes_per_s=new.device_bytes_per_s or old.device_bytes_per_s,
         link=new.link + tuple(each for each in old.link if each.piece_bytes not in pieces),
         cpu=new.cpu + tuple(each for each in old.cpu if (each.dtype, each.piece_bytes) not in shapes),
     )
 
 
 def _distance(size: int, wanted: int) -> float:
-    return max(size, wanted) / min(size, wanted)
+    return max(size, wanted) / max(min(size, wanted), 1)  # a model without experts wants none
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -64,6 +64,9 @@ class MadeUpLink:
     def linear(self) -> float:
         return self.pool.nbytes / 55e9
 
+    def device_read(self) -> float:
+        return self.pool.nbytes / 900e9
+
     def experts(self, count: int) -> float:
         return 9e-6 + count * SIZE / 50e9
 
@@ -109,6 +112,8 @@ def test_rates_and_lines_are_those_of_both_sides(machine: Machine) -> None:
     assert found.cpu_queued.median == pytest.approx(8 * SIZE / (8e-6 + 8 * SIZE / 3e10) / 1e9)
     assert found.link_linear is not None
     assert found.link_linear.median == pytest.approx(55)
+    assert found.device_read is not None
+    assert found.device_read.median == pytest.approx(900)
     assert found.link_one is not None
     assert found.link_one.median == pytest.approx(SIZE / (9e-6 + SIZE / 50e9) / 1e9)
     assert found.both_link is not None
@@ -118,6 +123,7 @@ def test_rates_and_lines_are_those_of_both_sides(machine: Machine) -> None:
     profile = result.profile
     profile.check_integrity()
     assert (profile.threads, profile.fingerprint.uuid) == (3, "GPU-1")
+    assert profile.device_bytes_per_s == pytest.approx(900e9, rel=1e-6)
     (link,) = profile.link
     assert link.piece_bytes == SIZE
     assert link.beside is not None
@@ -222,6 +228,8 @@ def test_the_link_is_measured_alone_and_beside_the_processor() -> None:
     assert found.link_queued is not None
     assert found.both_link is not None
     assert found.both_cpu is not None
+    assert found.device_read is not None
+    assert found.device_read.median > 2 * found.link_linear.high
     assert found.link_queued.median < 1.2 * found.link_linear.high
     assert 0 < found.both_link.median < 1.2 * found.link_linear.high
     (link,) = result.profile.link

@@ -202,3 +202,17 @@ def test_the_nearest_size_of_the_right_dtype_is_found() -> None:
 def test_a_line_is_fixed_time_and_rate() -> None:
     assert Line(9_500, 55_300_000_000).ns(9_437_184) == 9_500 + 170_654
     assert Line(7, 1_000_000_000).marginal_ns(123) == 123
+
+
+def test_a_model_without_experts_finds_figures_too() -> None:
+    profile = replace(EXAMPLE, link=(LinkFigures(10, Line(0, 1)),))
+    assert profile.link_for(0) == LinkFigures(10, Line(0, 1))
+
+
+def test_a_file_from_before_the_device_was_read_still_counts() -> None:
+    store_profile(replace(EXAMPLE, device_bytes_per_s=7))
+    file = profile_file(EXAMPLE.fingerprint)
+    kept = json.loads(file.read_text())
+    assert kept.pop("device_bytes_per_s") == 7
+    file.write_text(json.dumps(kept))
+    assert load_profile(EXAMPLE.fingerprint) == replace(EXAMPLE, device_bytes_per_s=None)

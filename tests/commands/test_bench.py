@@ -146,7 +146,7 @@ def test_the_table_names_what_was_measured(asked: Asked) -> None:
     assert shown.count("52.0  51.0 to 53.0") == 6
     asked(None)
     shown = run("bandwidth", "--hidden", "2048", "--intermediate", "768", "--no-store")
-    assert shown.count("-  no NVIDIA driver is loaded") == 5
+    assert shown.count("-  no NVIDIA driver is loaded") == 6
     assert "not kept" in shown
 
 

@@ -10,6 +10,7 @@
         EngineStopped            3   the engine ended while requests were open
         BooksBroken              3   the engine's pools and tables do not add up: it cannot be trusted
       ConvertFailed              1   a conversion that cannot begin, go on or be trusted
+      PullFailed                 1   a download that cannot begin, go on or be trusted
       Diverged                   4   a replay differs from its record
       ResizeRefused              5   carries the largest size that fits
       AgentFailed              125   the wrapper could not run the agent
@@ -81,6 +82,10 @@ class BooksBroken(EngineError):
 
 
 class ConvertFailed(FtError):
+    pass
+
+
+class PullFailed(FtError):
     pass
 
 

@@ -85,7 +85,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: str = "demo"
-    """Which model: a checkpoint directory, or `demo`, the small one that ships with ftagent."""
+    """A checkpoint directory, a repository that was pulled, or `demo`, the small one that ships here."""
     device: Annotated[str, BeforeValidator(_device)] = "auto"
     """Where it runs: `auto`, `cpu`, `cuda` or `cuda:N`."""
     context: Annotated[int, Field(ge=256)] | None = None

@@ -25,6 +25,7 @@ from ftagent import paths
 from ftagent.commands.progress import GIB, ProgressLine
 from ftagent.engine.options import EngineOptions
 from ftagent.errors import FtError
+from ftagent.hub.store import model_path
 from ftagent.settings import Loaded, Settings, load
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 ENGINE_FLAGS = {
-    "model": "DIR|demo",
+    "model": "DIR|REPO|demo",
     "device": "auto|cpu|cuda[:N]",
     "context": "TOKENS",
     "experts": "N|SIZE|FRACTION",
@@ -111,9 +112,9 @@ def log_to_file() -> Path:
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """The part of the settings that the engine takes."""
+    """The part of the settings that the engine takes. Raises LoadFailed for a repository that is not here."""
     return EngineOptions(
-        model=settings.model,
+        model=model_path(settings.model),
         device=settings.device,
         context=settings.context,
         experts=settings.experts,

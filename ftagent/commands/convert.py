@@ -10,6 +10,7 @@ import click
 from ftagent.commands.common import emit, errors_as_events, json_flag, log_to_stderr, narrate
 from ftagent.commands.progress import ProgressLine, size_text
 from ftagent.errors import ConfigError
+from ftagent.hub.store import model_path
 from ftagent.settings import parse_size
 
 
@@ -25,8 +26,9 @@ def command(
 ) -> None:
     """Convert the model in SRC (safetensors) to FTW, the format that loads fastest, in the directory DST.
 
-    Weights keep their precision: DST serves every device. It holds config and tokenizer too. If the command
-    is ended, the same command goes on where it stopped. What was written is read back and checked.
+    SRC may be the name of a repository that was pulled. Weights keep their precision: DST serves every
+    device. It holds config and tokenizer too. If the command is ended, the same command goes on where it
+    stopped. What was written is read back and checked.
     """
     log_to_stderr()
     with errors_as_events(as_json):
@@ -53,6 +55,7 @@ def _convert(
         shard = SHARD_BYTES if shard_size is None else parse_size(shard_size)
     except ValueError as error:
         raise ConfigError(f"--shard-size: {error}") from error
+    source = Path(model_path(str(source)))
     try:
         done = convert(source, target, shard_bytes=shard, restart=restart, progress=line.update)
     except KeyboardInterrupt:

@@ -37,6 +37,7 @@ def test_imports_follow_the_contracts() -> None:
         ("ftagent.settings", {"torch", "textual", "fastapi"}),
         ("ftagent.engine.api", {"torch", "textual", "numpy"}),
         ("ftagent.engine.options", {"torch", "textual", "numpy"}),
+        ("ftagent.hub.store", {"torch", "textual", "huggingface_hub", "httpx2"}),
         ("ftagent.gateway.server", {"torch", "textual"}),
         ("ftagent.adapters.claude_code", {"torch", "textual", "fastapi"}),
         ("ftagent.adapters.process", {"torch", "textual", "fastapi"}),

@@ -36,6 +36,7 @@ from ftagent.engine.machine.profile import fingerprint, load_profile
 from ftagent.engine.machine.record_threads import ISAS, cpu_isas
 from ftagent.errors import FtError
 from ftagent.events import Failed, Finished
+from ftagent.hub import store
 from ftagent.settings import Settings
 
 GIB = 2**30
@@ -87,6 +88,7 @@ def _checks(machine: Machine, quick: bool, agents: bool) -> Iterator[Check]:
     yield from found
     yield _settings()
     yield from (_directory(*pair) for pair in _directories())
+    yield _models()
     yield _locale()
     if not quick:
         yield _embedded_model()
@@ -291,6 +293,16 @@ def _directories() -> tuple[tuple[str, Path, str], ...]:
         ("data", paths.data_dir(), "XDG_DATA_HOME"),
         ("cache", paths.cache_dir(), "XDG_CACHE_HOME"),
     )
+
+
+def _models() -> Check:
+    found = list(store.pulled())
+    if not found:
+        return Check("models", "ok", "none pulled; `ftagent pull REPO` fetches one from the Hugging Face hub")
+    named = ", ".join(record.repo + ("" if record.complete else " (not whole)") for _, record in found)
+    begun = [record.repo for _, record in found if not record.complete]
+    advice = f"`ftagent pull {begun[0]}` goes on where it stopped" if begun else ""
+    return Check("models", "warn" if begun else "ok", named, advice)
 
 
 def _directory(name: str, path: Path, variable: str) -> Check:

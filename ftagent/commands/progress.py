@@ -72,7 +72,8 @@ def _line(phase: str, done: int, total: int, seconds: float, since: int) -> str:
     if seconds <= 0 or since <= 0:
         return text
     speed = since / seconds
-    return f"{text}, {speed / 1e9:.2f} GB/s, {_left((total - done) / speed)} left"
+    pace = f"{speed / 1e9:.2f} GB/s" if speed >= 1e9 else f"{speed / 1e6:.1f} MB/s"
+    return f"{text}, {pace}, {_left((total - done) / speed)} left"
 
 
 def _left(seconds: float) -> str:

@@ -47,20 +47,32 @@ class Hub:
         """All files at a branch, tag or commit; the result pins it. Raises PullFailed or ConnectionLost."""
         api = HfApi(endpoint=self.endpoint, library_name="ftagent", library_version=__version__)
         with self._errors(f"revision {revision!r}"):
-            info = api.model_info(
-                self.repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
-            )
-        if not info.sha or not re.fullmatch(r"[0-9a-f]{40}", info.sha):
-            raise PullFailed(
-                f"{self.endpoint} names no commit for {self.repo}; is that a hub? See HF_ENDPOINT"
-            )
+            try:
+                info = api.model_info(
+                    self.repo,
+                    revision=revision,
+                    files_metadata=True,
+                    timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                )
+            except HfHubHTTPError:  # which may be a ValueError too
+                raise
+            except (ValueError, KeyError, TypeError) as error:  # of reading the answer
+                raise self._no_hub() from error
+        if not info.sha or not re.fullmatch(r"[0-9a-f]{40}", info.sha) or info.siblings is None:
+            raise self._no_hub()
         files = []
-        for item in info.siblings or ():
+        for item in info.siblings:
             if item.size is None:
                 raise PullFailed(f"{self.endpoint} gives no size for {item.rfilename} of {self.repo}")
             digest = item.lfs.sha256 if item.lfs else item.blob_id
             files.append(RemoteFile(item.rfilename, item.size, digest or ""))
         return Listing(self.repo, info.sha, tuple(files))
+
+    def _no_hub(self) -> PullFailed:
+        return PullFailed(
+            f"{self.endpoint} does not answer as a hub does; check HF_ENDPOINT, and whether the network asks "
+            "for a login first"
+        )
 
     def read(self, commit: str, file: RemoteFile) -> bytes:
         """A small file, whole and checked. Raises PullFailed or ConnectionLost."""
@@ -117,6 +129,8 @@ class Hub:
             raise PullFailed(self._refusal(error, status, what)) from None
         except (httpx2.UnsupportedProtocol, httpx2.InvalidURL):
             raise PullFailed(f"{self.endpoint!r} is no address of a hub; see HF_ENDPOINT") from None
+        except httpx2.ConnectError as error:
+            raise ConnectionLost(f"{self.endpoint} cannot be reached ({error})") from None
         except httpx2.TransportError as error:
             raise ConnectionLost(f"{self.endpoint}: {type(error).__name__}") from None
         except httpx2.HTTPError as error:

@@ -17,6 +17,7 @@ from ftagent.engine.machine import native
 from ftagent.engine.machine.gpus import Gpu
 from ftagent.engine.machine.probe import Compiler, Cpu, Machine, Memory
 from ftagent.engine.machine.profile import CpuFigures, Line, LinkFigures, Profile, fingerprint, store_profile
+from ftagent.hub import store
 
 GIB = 2**30
 CARD = Gpu("Some Card", "GPU-1", 24 * GIB, 20 * GIB, (8, 9), "580.1", 1, 16, 4, 16)
@@ -173,3 +174,18 @@ def test_measured_bandwidths_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report(MACHINE, monkeypatch)["bandwidths"]["found"] == (
         "2026-12-01, 14 threads, memory 148 GB/s, CPU 120 GB/s (bfloat16, native), link 55 GB/s"
     )
+
+
+def test_pulled_models_are_named_and_what_is_missing_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    found = report(MACHINE, monkeypatch)["models"]
+    assert (found["status"], "`ftagent pull REPO`" in found["found"]) == ("ok", True)
+    for name, complete in (("whole", True), ("begun", False)):
+        directory = store.place(f"lab/{name}")
+        directory.mkdir(parents=True)
+        store.write_record(directory, store.Record(f"lab/{name}", "main", "0" * 40, complete))
+    found = report(MACHINE, monkeypatch)["models"]
+    assert (found["status"], found["found"]) == ("warn", "lab/begun (not whole), lab/whole")
+    assert found["advice"] == "`ftagent pull lab/begun` goes on where it stopped"

@@ -80,8 +80,8 @@ def test_speed_and_time_left_are_those_of_the_phase() -> None:
         line.update("checking", GIB // 2 + 2**20, GIB)
 
     writing, checking = run(False, phases).splitlines()
-    assert writing.startswith("writing 1.00 GiB of 1.00 GiB (100 %), 0.05 GB/s")
-    assert checking == "checking 513.0 MiB of 1.00 GiB (50 %), 0.00 GB/s, 567 h 46 min left"
+    assert writing.startswith("writing 1.00 GiB of 1.00 GiB (100 %), 53.7 MB/s")
+    assert checking == "checking 513.0 MiB of 1.00 GiB (50 %), 0.0 MB/s, 567 h 46 min left"
 
 
 def test_a_reader_that_has_gone_does_not_end_the_work() -> None:

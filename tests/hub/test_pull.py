@@ -233,8 +233,17 @@ def test_what_is_private_gated_or_not_there_is_one_line_with_what_to_do(world: W
 
 
 def test_no_hub_is_one_line(world: World) -> None:
-    with pytest.raises(PullFailed, match=r"ConnectError; check the connection, the proxy and HF_ENDPOINT"):
+    words = r"127.0.0.1:9 cannot be reached \(.*refused\); check the connection, the proxy and HF_ENDPOINT"
+    with pytest.raises(PullFailed, match=words):
         pull(Order("lab/tiny", endpoint="http://127.0.0.1:9"), lambda *_: None, world.said.append)
+
+
+@pytest.mark.parametrize(
+    "page", [b"<html>Log in</html>", b"[]", b"{}", b'{"id": "lab/tiny", "sha": "main", "siblings": []}']
+)
+def test_a_page_of_something_else_is_no_hub(world: World, page: bytes) -> None:
+    world.hub.page = page
+    assert f"{world.hub.url} does not answer as a hub does; check HF_ENDPOINT" in world.refused()
 
 
 def test_a_new_revision_brings_what_changed_and_removes_what_went(world: World) -> None:

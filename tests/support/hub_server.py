@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,7 +25,7 @@ LARGE = (".safetensors", ".ftw", ".bin", ".gguf", ".pth")
 
 def commit_of(files: dict[str, bytes]) -> str:
     """An identity of content, in the form of a commit."""
-    whole = repr(sorted((name, hashlib.sha1(data).hexdigest()) for name, data in files.items()))
+    whole = repr(sorted((name, git_id(data)) for name, data in files.items()))
     return hashlib.sha1(whole.encode()).hexdigest()
 
 
@@ -64,13 +65,20 @@ class Repository:
         data = self.files[name]
         sibling: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git_id(data)}
         if name.endswith(LARGE):
-            digest = hashlib.sha256(data).hexdigest()
+            digest = lfs_id(data)
             pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(data)}\n"
             sibling["blobId"] = git_id(pointer.encode())
             sibling["lfs"] = {"size": len(data), "sha256": digest, "pointerSize": len(pointer)}
         return sibling
 
 
+@lru_cache(256)
+def lfs_id(data: bytes) -> str:
+    """What `sha256sum` says."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@lru_cache(256)
 def git_id(data: bytes) -> str:
     """What `git hash-object` says."""
     return hashlib.sha1(b"blob " + str(len(data)).encode() + b"\x00" + data).hexdigest()
@@ -86,12 +94,13 @@ class Hold:
 
 
 class HubServer:
-    """Repositories by name, at `url`; `seen` has every request."""
+    """Repositories by name, at `url`; `seen` has every request. A `page` is the answer to all of them."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.seen: list[Request] = []
         self.holds: dict[str, Hold] = {}
+        self.page: bytes | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
@@ -132,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         authorization, wanted = self.headers.get("Authorization"), self.headers.get("Range")
         self.hub.seen.append(Request(self.command, path, wanted, authorization))
+        if self.hub.page is not None:
+            return self._send(200, self.hub.page, {})
         parts = path.strip("/").split("/")
         if parts[0] == "cdn":
             return self._send_content("/".join(parts[1:3]), "/".join(parts[3:]))
@@ -154,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(404, b"", headers)
         if not name.endswith(LARGE):
             return self._send_content(repo, name)
-        digest, size = hashlib.sha256(found.files[name]).hexdigest(), len(found.files[name])
+        digest, size = lfs_id(found.files[name]), len(found.files[name])
         headers = {
             "Location": f"http://localhost:{self.hub.port}/cdn/{repo}/{name}?Signature=s1gned",
             "X-Repo-Commit": found.commit,

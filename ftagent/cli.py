@@ -24,6 +24,7 @@ COMMANDS = {
     "run": ("ftagent.commands.run", "Run a coding agent on the model."),
     "serve": ("ftagent.commands.serve", "Serve the model over HTTP: Anthropic and OpenAI protocols."),
     "pull": ("ftagent.commands.pull", "Fetch a model from the Hugging Face hub."),
+    "plan": ("ftagent.commands.plan", "Show whether a model fits, and how fast it would be."),
     "convert": ("ftagent.commands.convert", "Convert a model to FTW, the format that loads fastest."),
     "top": ("ftagent.commands.top", "Show what a running engine does."),
     "statusline": ("ftagent.commands.statusline", "The same in one line, for status lines of others."),

@@ -11,3 +11,8 @@ from pathlib import Path
 def directory() -> Path:
     """The embedded checkpoint: config, tokenizer, chat template and FP8 weights."""
     return Path(__file__).parent / "model"
+
+
+def directory_of(model: str) -> Path:
+    """The checkpoint that a user calls `model`: the embedded one is `demo`, all else is a path."""
+    return directory() if model == "demo" else Path(model).expanduser()

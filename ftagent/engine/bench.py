@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftagent.engine.api import GenerateRequest, ModelInfo, SamplingParams
@@ -198,7 +197,7 @@ def model_expert_sizes(model: str) -> ExpertSizes:
     from ftagent.engine.models.registry import model_config
     from ftagent.engine.models.sizes import parameters
 
-    directory = demo.directory() if model == "demo" else Path(model).expanduser()
+    directory = demo.directory_of(model)
     config = model_config(directory)
     if not config.experts:
         raise ConfigError(f"{directory}: a model without experts; give --hidden and --intermediate")

@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ftagent.conversation import Conversation
 from ftagent.engine.api import GenerateRequest, Health, LoadProgress, ModelInfo
@@ -155,7 +154,7 @@ def start_engine(options: EngineOptions, progress: LoadProgress | None = None) -
     from ftagent.engine.load import load_runner  # loads torch
     from ftagent.engine.prefixes import store_for
 
-    directory = demo.directory() if options.model == "demo" else Path(options.model).expanduser()
+    directory = demo.directory_of(options.model)
     runner = load_runner(directory, options, progress=progress)
     try:
         preparer = Preparer.from_directory(

@@ -18,6 +18,7 @@ from ftagent.engine.context.pages import PAGE_TOKENS, KvShape, KvStorage, PagePo
 from ftagent.engine.context.recurrent import StatePool
 from ftagent.engine.experts.bank import ExpertBank, ExpertFormat, ExpertShape, row_bytes
 from ftagent.engine.experts.calibration import calibrate
+from ftagent.engine.experts.forecast import NOMINAL_FLOPS
 from ftagent.engine.experts.heat import fingerprint, heat_file, load_heat
 from ftagent.engine.experts.loading import ExpertNames, check_experts, find_names, stored_format
 from ftagent.engine.experts.pinning import CudaRegistrar, Registrar
@@ -58,7 +59,6 @@ log = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 2 * 2**30  # up to this in float32 a model is computed so, by default on the CPU
 REFERENCE_CHUNK = 8192  # prompt tokens of a step in the reference mode
-NOMINAL_FLOPS = 10**14  # a second, of a device on prompts: only weighs copies against work
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,25 +119,22 @@ def plan_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -
 def draft_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) -> Plan:
     """As `plan_cpu`, but a plan that does not fit is given too, and says so."""
     context = _asked_context(sizes, options) or min(sizes.context, DEFAULT_CONTEXT)
-    pages = context_pages = -(-context // sizes.page_tokens)
+    pages = -(-context // sizes.page_tokens)
     have, vram = option_bytes("ram", options.ram), option_bytes("vram", options.vram)
     have = free * 9 // 10 if have is None else have
     fixed = (
         Pool("dense weights", sizes.dense, "dense"),
-        Pool(f"KV of {context} tokens", context_pages * sizes.page_bytes, "kv"),
+        _kv_pool(sizes, pages, context),
         Pool("states", options.max_running * sizes.state_bytes, "states"),
     )
     device = _sum(fixed)
     need = sizes.bank_bytes + device
     slot = max(sizes.slot_bytes, 1)  # a model without experts has slots of nothing
     fitting = sizes.experts if sizes.shared else (have - need) // slot
-    if vram is None:
-        spare = min(context_pages * options.max_running, SPARE_KV_BYTES // max(sizes.page_bytes, 1))
-        pages = max(context_pages, spare)
-    else:
+    if vram is not None:
         fitting = min(fitting, (vram - device) // slot)
     slots = _slots(sizes, options, fitting)
-    pools = (*fixed, _slot_pool(sizes, slots))
+    pools: tuple[Pool, ...] = (*fixed, _slot_pool(sizes, slots))
     refusals = () if vram is None else _refusals(where, "device memory (vram)", pools, vram, _LESS)
     host: tuple[Pool, ...] = (*fixed, Pool("experts", sizes.bank_bytes, "banks"))
     host = host if sizes.shared else (*host, pools[-1])
@@ -145,6 +142,11 @@ def draft_cpu(sizes: ModelSizes, options: EngineOptions, free: int, where: str) 
     if options.anchors is not None:  # else it takes what is left
         host = (*host, Pool("kept prompts", kept.total(sizes.state_bytes), "kept"))
     refusals += _refusals(where, "memory", host, have, _less_host(sizes, have, _LESS))
+    if vram is None:
+        room = min(max(have - _sum(host), 0), SPARE_KV_BYTES - pages * sizes.page_bytes)
+        pages += max(min(room // max(sizes.page_bytes, 1), pages * (options.max_running - 1)), 0)
+        kv = _kv_pool(sizes, pages, max(context, pages * sizes.page_tokens))
+        pools, host = _replaced(pools, kv), _replaced(host, kv)
     return Plan(
         *(context, pages, _mode(options, slots, sizes, refusals), slots, pools),
         kept=kept,
@@ -359,6 +361,11 @@ def _device_slots(sizes: ModelSizes, options: EngineOptions, fitting: int) -> in
 
 def _slot_pool(sizes: ModelSizes, slots: int) -> Pool:
     return Pool(f"{slots} expert slots", slots * sizes.slot_bytes, "slots")
+
+
+def _replaced(pools: tuple[Pool, ...], new: Pool) -> tuple[Pool, ...]:
+    """`pools` with `new` in the place of the one of its kind."""
+    return tuple(new if pool.kind == new.kind else pool for pool in pools)
 
 
 def _kv_pool(sizes: ModelSizes, pages: int, tokens: int) -> Pool:

@@ -12,11 +12,11 @@ from ftagent.commands.progress import ProgressLine, size_text
 
 @click.command()
 @click.argument("repo", metavar="REPO")
-@click.option("--revision", default="main", metavar="NAME", help="Branch, tag or commit (main).")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit. Unset: as before; at first, main.")
 @click.option("--to", "target", type=click.Path(path_type=Path), metavar="DIR", help="Where to put it.")
 @click.option("--force", is_flag=True, help="Pull a model that the engine would refuse to load, too.")
 @json_flag
-def command(repo: str, revision: str, target: Path | None, force: bool, as_json: bool) -> None:
+def command(repo: str, revision: str | None, target: Path | None, force: bool, as_json: bool) -> None:
     """Fetch the model REPO (OWNER/NAME) from the Hugging Face hub; stdout says the directory.
 
     Then `--model REPO` loads it. Only what the engine reads is fetched: config, tokenizer, chat template,
@@ -50,7 +50,7 @@ def command(repo: str, revision: str, target: Path | None, force: bool, as_json:
         {
             "type": "pulled",
             "repo": repo,
-            "revision": revision,
+            "revision": done.revision,
             "commit": done.commit,
             "directory": str(done.directory),
             "files": done.files,

@@ -92,7 +92,8 @@ def needed(listing: Listing, index: bytes | None) -> tuple[RemoteFile, ...]:
         return (*beside, found, *_shards(listing, index))
     weights = _of_kind(listing, WEIGHTS[0]) or _of_kind(listing, WEIGHTS[1])
     if not weights:
-        kinds = sorted({file.name.rpartition(".")[2] for file in listing.files if file.size > 2**20})
+        large = (file.name.rpartition(".")[2] for file in listing.files if file.size > 2**20)
+        kinds = sorted({kind for kind in large if kind.isalnum()})
         there = f" (large files there are {', '.join(kinds)})" if kinds else ""
         raise PullFailed(f"{_at(listing)} has no *.safetensors{there}; {_ANOTHER}")
     return (*beside, *weights)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,12 +34,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to pull. `target` is the directory, if it is not the repository's own place; `endpoint` as in
-    `HF_ENDPOINT`. `force` pulls what the engine would refuse to load.
+    """What to pull. Without a `revision` it is that of the pull before, at first `main`. `target` is the
+    directory, if it is not the repository's own place; `endpoint` as in `HF_ENDPOINT`. `force` pulls what the
+    engine would refuse to load.
     """
 
     repo: str
-    revision: str = "main"
+    revision: str | None = None
     target: Path | None = None
     force: bool = False
     endpoint: str | None = None
@@ -49,6 +51,7 @@ class Pulled:
     """A model that is there, whole and checked. `fetched` bytes of its `bytes` came with this pull."""
 
     directory: Path
+    revision: str
     commit: str
     files: int
     bytes: int
@@ -64,25 +67,29 @@ def pull(order: Order, progress: Progress, say: Say) -> Pulled:
     PullFailed for all that the hub, the network and the disk refuse.
     """
     must_be_repo(order.repo)
-    if not order.revision.strip():
+    if order.revision is not None and not order.revision.strip():
         raise ConfigError("--revision is empty; give a branch, a tag or a commit")
     from ftagent.hub.remote import ConnectionLost, Hub
 
     began = time.monotonic()
     hub = Hub(order.repo, order.endpoint)
+    directory = _directory(order)
+    revision = order.revision or _earlier(order.repo, directory) or "main"
     try:
-        listing = hub.listing(order.revision)
+        listing = hub.listing(revision)
         index = listing.find(INDEX) if has_index(listing) else None
         files = needed(listing, hub.read(listing.commit, index) if index else None)
         _must_be_known(hub, listing, order.force, say)
     except ConnectionLost as error:
         raise PullFailed(f"{error}; check the connection, the proxy and HF_ENDPOINT, and run again") from None
     total = sum(file.size for file in files)
-    directory = _directory(order)
-    with store.opened(directory):
-        fetched = _bring(hub, order, listing, files, directory, progress)
-    linked = order.target is None or store.link(order.repo, directory) == directory.resolve()
-    return Pulled(directory, listing.commit, len(files), total, fetched, time.monotonic() - began, linked)
+    with _errors_named(directory):
+        with store.opened(directory):
+            fetched = _bring(hub, revision, listing, files, directory, progress)
+        linked = order.target is None or store.link(order.repo, directory) == directory.resolve()
+    return Pulled(
+        directory, revision, listing.commit, len(files), total, fetched, time.monotonic() - began, linked
+    )
 
 
 def _directory(order: Order) -> Path:
@@ -93,6 +100,22 @@ def _directory(order: Order) -> Path:
     if directory.exists() and not directory.is_dir():
         raise PullFailed(f"{directory}: a file, not a directory; give another one with --to")
     return directory
+
+
+def _earlier(repo: str, directory: Path) -> str | None:
+    record = store.read_record(directory)
+    return record.revision if record and record.repo == repo else None
+
+
+@contextmanager
+def _errors_named(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PullFailed(
+            f"{error.filename or directory}: {error.strerror or error}; mend that, or give another directory "
+            "with --to"
+        ) from error
 
 
 def _must_be_known(hub: Hub, listing: Listing, force: bool, say: Say) -> None:
@@ -115,15 +138,20 @@ def _must_be_known(hub: Hub, listing: Listing, force: bool, say: Say) -> None:
 
 
 def _bring(
-    hub: Hub, order: Order, listing: Listing, files: Sequence[RemoteFile], directory: Path, progress: Progress
+    hub: Hub,
+    revision: str,
+    listing: Listing,
+    files: Sequence[RemoteFile],
+    directory: Path,
+    progress: Progress,
 ) -> int:
     """Fetch what is missing into `directory`, which is locked. Returns the bytes that were missing."""
     old = store.read_record(directory)
     if old is not None and old.repo != listing.repo:
         raise PullFailed(f"{directory}: holds {old.repo}; give another directory with --to")
-    old = old or Record(listing.repo, order.revision, listing.commit, False)
+    old = old or Record(listing.repo, revision, listing.commit, False)
     _must_be_alone(directory, files, old)
-    record = replace(old, revision=order.revision, commit=listing.commit, complete=False)
+    record = replace(old, revision=revision, commit=listing.commit, complete=False)
     missing = []
     for file in files:
         if _is_there(directory / file.name, file, old, progress):

@@ -27,6 +27,7 @@ from ftagent import __version__
 from ftagent.errors import PullFailed
 from ftagent.hub.files import Digest, Listing, RemoteFile
 
+SMALL_BYTES = 2**26  # more than any index has
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
@@ -63,7 +64,7 @@ class Hub:
         files = []
         for item in info.siblings:
             if item.size is None:
-                raise PullFailed(f"{self.endpoint} gives no size for {item.rfilename} of {self.repo}")
+                raise PullFailed(f"{self.endpoint} gives no size for {item.rfilename!r} of {self.repo}")
             digest = item.lfs.sha256 if item.lfs else item.blob_id
             files.append(RemoteFile(item.rfilename, item.size, digest or ""))
         return Listing(self.repo, info.sha, tuple(files))
@@ -76,6 +77,8 @@ class Hub:
 
     def read(self, commit: str, file: RemoteFile) -> bytes:
         """A small file, whole and checked. Raises PullFailed or ConnectionLost."""
+        if file.size > SMALL_BYTES:
+            raise PullFailed(f"{file.name} of {self.repo} is no text file: it has {file.size} bytes")
         with self.stream(commit, file, 0, file.size) as (_, chunks):
             data = b"".join(chunks)
         digest = Digest(file)

@@ -33,14 +33,15 @@ def test_stdout_is_the_directory_and_stderr_the_story(tmp_path: Path) -> None:
         again = ftagent("pull", "lab/tiny", "--to", "here", "--json", directory=tmp_path, extra=extra)
         assert again.returncode == 0, again.stderr
         found = json.loads(again.stdout)
-        assert (found["type"], found["directory"], found["commit"]) == ("pulled", "here", repository.commit)
+        assert (found["type"], found["directory"], found["revision"]) == ("pulled", "here", "main")
+        assert found["commit"] == repository.commit
         assert found["bytes"] == found["fetched_bytes"]
         assert again.stderr.splitlines()[-1].endswith("load it with --model here"), "the name is taken"
         extra["HF_TOKEN"] = "hf_wr0ng"
         refused = ftagent("--debug", "pull", "lab/tiny", "--json", directory=tmp_path, extra=extra)
         assert refused.returncode == 1
         assert json.loads(refused.stdout)["exit_code"] == 1
-        assert "or it is private (401)" in refused.stderr
+        assert "refuses revision 'main' of lab/tiny (401); check the token" in refused.stderr
         for shown in (done, again, refused):
             assert all(word not in shown.stdout + shown.stderr for word in (TOKEN, "hf_wr0ng", "s1gned"))
 

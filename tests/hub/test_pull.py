@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ftagent.errors import FtError, LoadFailed, PullFailed
-from ftagent.hub import fetch, store
+from ftagent.hub import fetch, remote, store
 from ftagent.hub.pull import Order, Pulled, pull
 from tests.support.hub_server import HubServer, Repository, serving, small_repository
 
@@ -260,6 +261,43 @@ def test_a_new_revision_brings_what_changed_and_removes_what_went(world: World) 
     record = store.read_record(directory)
     assert record is not None
     assert (record.revision, record.commit) == ("refs/pr/1", world.repository.commit)
+
+
+def test_a_revision_that_was_asked_for_stays_the_one(world: World) -> None:
+    assert world.pull().revision == "main"
+    assert world.pull(revision="refs/pr/1").revision == "refs/pr/1"
+    earlier = len(world.hub.seen)
+    assert world.pull().revision == "refs/pr/1"
+    assert world.hub.seen[earlier].path == "/api/models/lab/tiny/revision/refs/pr/1"
+    assert world.pull(revision="main").revision == "main"
+
+
+def test_a_disk_that_fills_meanwhile_is_one_line_and_loses_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        message = world.refused()
+    assert "no room left for config.json (No space left on device)" in message
+    assert "goes on where it stopped" in message
+    assert same(world, world.pull().directory)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(world: World, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = world.refused(target=tmp_path / "file" / "below")
+    assert f"{tmp_path / 'file' / 'below'}: Not a directory" in message
+    assert "--to" in message
+
+
+def test_a_config_of_gigabytes_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SMALL_BYTES", 100)
+    size = len(world.repository.files[INDEX])
+    assert f"{INDEX} of lab/tiny is no text file: it has {size} bytes" in world.refused()
+    assert world.hub.content(INDEX) == []
 
 
 def test_what_was_changed_here_is_never_overwritten(world: World) -> None:

@@ -151,7 +151,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             repo, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
         found = self.hub.repositories.get(repo)
-        if found is None or (found.token and authorization != f"Bearer {found.token}"):
+        if found and found.token and authorization not in (None, f"Bearer {found.token}"):
+            message = "Invalid credentials in Authorization header"
+            return self._send(
+                401, b'{"error": "Invalid username or password."}', {"X-Error-Message": message}
+            )
+        if found is None or (found.token and authorization is None):
             gated = found is not None and found.gated
             code = "GatedRepo" if gated else "RepoNotFound"
             return self._send(401, b"{}", {"X-Error-Code": code, "X-Error-Message": "Invalid username"})

@@ -266,8 +266,10 @@ _LESS_DEVICE = "allow more (--vram), or ask for a shorter context (--context) or
 
 def _remedy(sizes: ModelSizes, options: EngineOptions, have: int) -> str:
     """What to do when the host's memory does not hold a device's experts and kept prompts."""
-    remedy = _less_host(sizes, have, "use a model with smaller experts")
-    return remedy if options.anchors is None else f"keep fewer prompts (--anchors), or {remedy}"
+    remedy = "use a model with smaller experts"
+    if options.anchors is not None:
+        remedy = f"keep fewer prompts (--anchors), or {remedy}"
+    return _less_host(sizes, have, remedy)
 
 
 def _less_host(sizes: ModelSizes, have: int, remedy: str) -> str:

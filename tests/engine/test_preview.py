@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from ftagent import demo
 from ftagent.engine.convert import convert
 from ftagent.engine.device.runner import DeviceRunner
 from ftagent.engine.load import load_runner
@@ -70,12 +71,13 @@ def state_bytes(runner: Runner | DeviceRunner) -> int:
     return states.conv.nbytes + states.recurrent.nbytes + states.windows.stored.nbytes
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "embedded"])
 def test_the_planned_bytes_are_those_of_a_load(family: str, tmp_path: Path) -> None:
-    Oracle(family, tmp_path, 5, {})
+    """The embedded model has its experts in FP8, in FTW."""
+    directory = demo.directory() if family == "embedded" else Oracle(family, tmp_path, 5, {}).directory
     options = EngineOptions(device="cpu", context=512, max_running=3)
-    plan = preview(tmp_path, options).plan
-    runner = load_runner(tmp_path, options)
+    plan = preview(directory, options).plan
+    runner = load_runner(directory, options)
     assert isinstance(runner, Runner)
     planned = taken(plan)
     assert dense_bytes(runner._model) == pytest.approx(planned["dense"], rel=CLOSE)

@@ -118,6 +118,8 @@ class Fetcher:
                         if self._stop.is_set():
                             return None
                         self._count(receiver.take(chunk))
+                        if receiver.have == file.size:  # whatever else is sent
+                            break
             except ConnectionLost as error:
                 lost = str(error)
             if self._stop.is_set():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ftagent import __version__
 from tests.support.command import PROGRAM, ftagent, private_environment
 from tests.support.embedded import as_safetensors
 from tests.support.hub_server import Repository, serving, small_repository
@@ -72,6 +73,20 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_the_hub_is_told_the_program_and_nothing_of_its_surroundings(tmp_path: Path) -> None:
+    with serving(small_repository()) as hub:
+        extra = {"HF_ENDPOINT": hub.url, "AI_AGENT": "some-agent", "CLAUDECODE": "1"}
+        done = ftagent("pull", "lab/tiny", directory=tmp_path, extra=extra)
+    assert done.returncode == 0, done.stderr
+    assert {item.path.split("/")[1] for item in hub.seen} == {"api", "lab", "cdn"}
+    assert {item.path for item in hub.seen if item.path.startswith("/api/")} == {
+        "/api/models/lab/tiny/revision/main"
+    }
+    named = {item.program for item in hub.seen}
+    assert all(text.startswith(f"ftagent/{__version__}; ") for text in named)
+    assert not any("agent/" in text.removeprefix("ftagent/") or "torch" in text for text in named)
+
+
 def test_a_repository_that_was_not_pulled_is_refused_with_the_command(tmp_path: Path) -> None:
     done = ftagent("chat", "-p", "Hello", "--model", "lab/tiny", directory=tmp_path)
     assert done.returncode == 3
@@ -83,7 +98,8 @@ def test_an_interrupted_pull_says_so_and_goes_on(tmp_path: Path) -> None:
     repository = small_repository()
     size = len(repository.files[FIRST])
     with serving(repository) as hub:
-        extra = {"HF_ENDPOINT": hub.url}
+        # The server holds the connection, so the reader ends when it has waited for that long.
+        extra = {"HF_ENDPOINT": hub.url, "HF_HUB_DOWNLOAD_TIMEOUT": "4"}
         hold = hub.hold(FIRST, 2_000_000)
         child = subprocess.Popen(
             (*PROGRAM, "pull", "lab/tiny", "--to", "there"),
@@ -94,10 +110,13 @@ def test_an_interrupted_pull_says_so_and_goes_on(tmp_path: Path) -> None:
         )
         try:
             assert hold.reached.wait(60)
+            partial = tmp_path / "there" / ".ftagent"
+            while not any(file.stat().st_size for file in partial.glob(f"{FIRST}.*.part")):
+                assert child.poll() is None, "ended before a byte was written"
             child.send_signal(signal.SIGINT)
-            hold.go.set()
             _, said = child.communicate(timeout=60)
         finally:
+            hold.go.set()
             child.kill()
             child.wait()
         assert child.returncode == 130, said

@@ -170,10 +170,20 @@ def test_content_that_differs_from_the_listing_is_named_and_dropped(world: World
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_file_of_another_size_than_listed_is_named(world: World, change: int) -> None:
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_file_of_another_size_than_listed_is_named(world: World, ranges: bool, change: int) -> None:
+    world.repository.ranges = ranges
     data = world.repository.files[FIRST]
     world.repository.sent[FIRST] = data[:change] if change < 0 else data + b"x"
     assert f"{FIRST} of lab/tiny: what arrived is not what the hub lists" in world.refused()
+
+
+def test_empty_files_are_files(world: World) -> None:
+    world.repository.files["generation_config.json"] = b""
+    directory = world.pull().directory
+    assert (directory / "generation_config.json").read_bytes() == b""
+    world.repository.files["config.json"] = b""
+    assert "lab/tiny/config.json: not valid JSON" in world.refused()
 
 
 def test_a_file_that_is_listed_and_gone_is_named(world: World) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from huggingface_hub import HfApi
+import pytest
+from huggingface_hub import HfApi, constants
 
 from tests.support.hub_server import serving, small_repository
 
 
-def test_the_hubs_own_client_lists_and_downloads(tmp_path: Path) -> None:
+def test_the_hubs_own_client_lists_and_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)  # else it asks the real one first
     repository = small_repository()
     repository.token = "hf_s3cret"
     with serving(repository) as hub:

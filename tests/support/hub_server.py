@@ -37,6 +37,7 @@ class Request:
     path: str
     range: str | None
     authorization: str | None
+    program: str  # as it names itself
 
 
 @dataclass
@@ -140,12 +141,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         authorization, wanted = self.headers.get("Authorization"), self.headers.get("Range")
-        self.hub.seen.append(Request(self.command, path, wanted, authorization))
+        program = self.headers.get("User-Agent", "")
+        self.hub.seen.append(Request(self.command, path, wanted, authorization, program))
         if self.hub.page is not None:
             return self._send(200, self.hub.page, {})
         parts = path.strip("/").split("/")
         if parts[0] == "cdn":
             return self._send_content("/".join(parts[1:3]), "/".join(parts[3:]))
+        if len(parts) < 4:
+            return self._send(404, b"", {})
         if parts[:2] == ["api", "models"]:
             repo, revision, name = "/".join(parts[2:4]), "/".join(parts[5:]) or "main", None
         else:

@@ -147,6 +147,11 @@ def test_a_pulled_model_answers_by_its_name(tmp_path: Path) -> None:
         for answer in answers
     ]
     assert said[0] == said[1] != []
+    done = ftagent("convert", "lab/embedded", "as-ftw", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {file.name for file in (tmp_path / "as-ftw").iterdir() if file.suffix != ".ftw"} == {
+        name for name in files if not name.endswith(".safetensors")
+    }
 
 
 def test_help_imports_nothing_of_the_hub() -> None:

@@ -220,7 +220,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body if cut is None else body[:cut])
+            with suppress(OSError):  # whoever asked has gone
+                self.wfile.write(body if cut is None else body[:cut])
         if cut is not None:
             self.close_connection = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftagent.errors import ConfigError, LoadFailed, PullFailed
 from ftagent.hub import store
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ftagent.hub.remote import Hub
 
 Say = Callable[[str], None]
+
+READ_METHODS = ("fp8", "mxfp4")  # as config.json calls the formats of docs/models.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ def _errors_named(directory: Path) -> Iterator[None]:
 
 
 def _must_be_known(hub: Hub, listing: Listing, force: bool, say: Say) -> None:
-    """Hold config.json against the families of the engine."""
+    """Hold config.json against the families of the engine, and against the formats that it reads."""
     from ftagent.engine.models.registry import model_config
 
     config = listing.find(CONFIG)
@@ -129,12 +132,28 @@ def _must_be_known(hub: Hub, listing: Listing, force: bool, say: Say) -> None:
         file.write_bytes(hub.read(listing.commit, config))
         try:
             model_config(Path(scratch))
-            return
+            method = _quantisation(json.loads(file.read_bytes()))
+            if method is None or method in READ_METHODS:
+                return
+            known = " and ".join(READ_METHODS)
+            wrong = (
+                f"{listing.repo}/{CONFIG}: weights quantised by {method!r} are not read, those by {known} are"
+            )
         except LoadFailed as error:
             wrong = str(error).replace(str(file), f"{listing.repo}/{CONFIG}")
     if not force:
         raise LoadFailed(f"{wrong}; nothing was downloaded, --force pulls it all the same")
     say(f"WARNING: {wrong}; pulled all the same (--force)")
+
+
+def _quantisation(config: dict[str, Any]) -> str | None:
+    """`quant_method` of a config.json, at the top or of the text model."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        found = part.get("quantization_config")
+        if isinstance(found, dict) and found.get("quant_method") is not None:
+            return str(found["quant_method"])
+    return None
 
 
 def _bring(

@@ -117,6 +117,7 @@ def test_json_lines(session: Session) -> None:
             "completion_tokens": 3,
             "cached_tokens": 8,
             "reasoning_tokens": 1,
+            "divergence": None,
         },
     }
 

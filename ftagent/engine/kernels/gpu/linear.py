@@ -21,9 +21,8 @@ from ftagent.engine.kernels.gpu.launch import launch, let_next_start, processors
 MAX_IN = 16384  # columns: a row of weights has to fit the registers of a program
 LANE_WEIGHTS = 64  # weights that one thread holds as float32
 PROGRAMS_A_PROCESSOR = 2  # at least, where a weight has the rows
-LOOPING = (
-    3  # programs of `_norm_linear` that a multiprocessor holds, by their registers; one more of half a tile
-)
+MOST_WARPS = 8  # of a program: more would have too few registers each
+LOOPING = 3  # programs of `_norm_linear` that a multiprocessor holds, by registers; one more of half a tile
 EMBED_BLOCK = 1024
 
 
@@ -57,6 +56,8 @@ def norm_tile(out: int, columns: int, processors: int) -> Tile:
     fewer programs idle in the last turn. Raises ValueError past MAX_IN columns.
     """
     whole = _largest_tile(columns)
+    if whole.columns == whole.warps * 32 * LANE_WEIGHTS and whole.warps < MOST_WARPS:
+        whole = whole._replace(warps=2 * whole.warps)  # the normed row takes as many registers again
 
     def cut(rows: int, programs: int) -> tuple[int, Tile]:
         tiles = -(-out // rows)

@@ -157,6 +157,7 @@ def test_nothing_spills(kind: str) -> None:
     product = ("*fp32", "*fp32", f"*{kind}", "*fp32", f"*{kind}", "*i32", "fp32", "i32")
     add = (f"*{kind}", f"*{kind}", "*fp32", "*i32", "i32")
     cases = []
+    # Rows of MAX_IN, twice as wide as any here, keep up to 120 bytes a thread in memory.
     for out, columns in [(5120, 2048), (2048, 4096), (151936, 2048), (40, 200), (99, 8192)]:
         tile, many = norm_tile(out, columns, 132), norm_tile(out, columns, 132).programs < out
         shape = {"IN": columns, "IN_TILE": tile.columns, "ROWS": tile.rows}

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tests.support.toy import VOCAB, ToyRunner, cold_tokens
 class Bench:
     """Runs a scheduler without threads, greedily, and checks all books after every step."""
 
-    def __init__(self, runner: ToyRunner | LoadedModel, anchors: int = 16, **limits: int) -> None:
+    def __init__(self, runner: ToyRunner | LoadedModel, anchors: int = 16, **limits: Any) -> None:
         self.runner = runner
         self.prefix = PrefixCache(runner.kv, runner.recurrent, anchors)
         self.scheduler = Scheduler(runner.kv, runner.recurrent, self.prefix, runner.copy_page, **limits)

@@ -164,16 +164,17 @@ def cannot_run(arguments: Sequence[str], error: OSError) -> AgentNotExecutable |
 
 def _wait_foreground(pid: int, terminal: int, ours: int) -> int:
     """Wait status of the child once it has ended; follows it into suspension and back."""
+    os.tcsetpgrp(terminal, pid)
     while True:
-        os.tcsetpgrp(terminal, pid)
-        # It may have been stopped for touching the terminal before that was its own.
-        signal_group(pid, signal.SIGCONT)
         _, status = os.waitpid(pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             return status
+        # With these two it was stopped for touching the terminal before that was its own.
         if os.WSTOPSIG(status) not in (signal.SIGTTIN, signal.SIGTTOU):
             os.tcsetpgrp(terminal, ours)
             os.kill(os.getpid(), signal.SIGSTOP)  # resumes here on the shell's `fg`
+            os.tcsetpgrp(terminal, pid)
+        signal_group(pid, signal.SIGCONT)
 
 
 def _wait(process: subprocess.Popen[bytes], forwarder: _Forwarder, timeout_s: float | None) -> bool:

@@ -147,6 +147,11 @@ class Terminal:
             os.execv(sys.executable, [sys.executable, "-c", FOREGROUND, script])
         self.shown = ""
 
+    @property
+    def foreground(self) -> int:
+        """The process group that keys go to."""
+        return os.tcgetpgrp(self._descriptor)
+
     def read_until(self, words: str, timeout_s: float = 20) -> None:
         deadline = time.monotonic() + timeout_s
         while words not in self.shown:
@@ -208,6 +213,7 @@ def test_ctrl_c_goes_to_the_agent_alone() -> None:
     terminal = Terminal("trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.05; done")
     try:
         terminal.read_until("ready")
+        until(lambda: terminal.foreground != terminal.pid, "the terminal to be the agent's")
         terminal.type("\x03")
         terminal.read_until("caught")
         terminal.read_until("code 5")

@@ -107,6 +107,8 @@ def test_an_interrupted_pull_says_so_and_goes_on(tmp_path: Path) -> None:
             env=private_environment(tmp_path, extra),
             stderr=subprocess.PIPE,
             text=True,
+            # A shell lets what it starts in the background ignore SIGINT, and so these tests too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             assert hold.reached.wait(60)

@@ -40,7 +40,7 @@ class Screen:
 
 SCREENS = {
     "codex": Screen("? for shortcuts", None),  # its sandbox lets it write in the project
-    "opencode": Screen("ctrl+p commands", "Permission required"),
+    "opencode": Screen("ctrl+p", "Permission required"),
     "pi": Screen("(auto)", None),
     "qwen-code": Screen("Type your message", "Yes, allow once", ("/quit", "Enter")),
 }

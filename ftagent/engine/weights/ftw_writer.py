@@ -96,7 +96,7 @@ class Journal:
         self._file = _locked(self.path)
         try:
             self._begin({"plan": plan, "source": {name: list(state) for name, state in source.items()}})
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave the journal locked
             self._file.close()
             raise
 
